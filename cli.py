@@ -1,0 +1,5 @@
+"""The mimose-bench command line."""
+
+
+def main() -> None:
+    """Run the command line."""

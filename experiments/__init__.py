@@ -1,0 +1,1 @@
+"""Tasks, the training loop and its records."""

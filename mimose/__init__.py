@@ -1,0 +1,1 @@
+"""Train PyTorch models under a memory budget."""

@@ -1,0 +1,1 @@
+"""Where tensors live, what memory is in use, what the budget is, what time it is."""

@@ -1,0 +1,113 @@
+"""What a device is: where tensors live, what memory is in use, what the budget is, what time it is.
+
+Counting rule: bytes are those of the device's caching allocator. ``allocated`` bytes belong to
+live tensors (rounded as the allocator rounds), ``reserved`` bytes are held from the device.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A reading at one moment.
+
+    Attributes:
+        allocated: Bytes allocated now.
+        peak_allocated: Highest allocated bytes since the previous mark of the step, or None where
+            the device cannot tell without disturbing a user's own peak statistics.
+    """
+
+    allocated: int
+    peak_allocated: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Figures of one step, from ``begin_step`` to ``end_step``.
+
+    ``exact`` is False where ``peak_allocated`` is only an upper bound.
+    """
+
+    peak_allocated: int
+    peak_reserved: int
+    num_alloc_retries: int
+    exact: bool = True
+
+
+class Device(Protocol):
+    """A device. Implementations: :mod:`mimose.devices.cpu`, :mod:`mimose.devices.cuda`.
+
+    Attributes:
+        kind: ``cpu``, ``cuda`` or ``sim``.
+        label: What every figure carries, e.g. ``measured on cpu``.
+        torch_device: Where tensors live.
+    """
+
+    kind: str
+    label: str
+    torch_device: torch.device
+
+    def close(self) -> None:
+        """Undo everything the device installed and lift the budget."""
+
+    # -- memory
+    def allocated_bytes(self) -> int: ...
+    def reserved_bytes(self) -> int: ...
+    def peak_allocated_bytes(self) -> int:
+        """Highest allocated bytes since the device was opened (run-wide, never reset)."""
+
+    def peak_reserved_bytes(self) -> int: ...
+    def largest_free_block_bytes(self) -> int:
+        """Largest block that could be handed out without reserving more."""
+
+    def enforce(self, budget_bytes: int | None) -> None:
+        """Make reserving more than ``budget_bytes`` fail with ``torch.OutOfMemoryError``.
+
+        Empties the cache first; None lifts the limit.
+
+        Raises:
+            ValueError: If more than the budget is reserved already.
+        """
+
+    def release_cache(self) -> None:
+        """Hand wholly unused segments back to the device."""
+
+    def begin_step(self) -> None:
+        """Start a step's own peaks and counters."""
+
+    def mark(self) -> Mark:
+        """Read, and start the next segment of the step."""
+
+    def end_step(self) -> StepMemory:
+        """Return the figures since ``begin_step``."""
+
+    # -- time
+    def now(self) -> Any:
+        """Return an opaque time stamp in the order of the device's work (no synchronising)."""
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Return the time between two stamps (may synchronise)."""
+
+    def synchronize(self) -> None: ...
+
+    # -- tensors
+    def put(self, batch: Any) -> Any:
+        """Return a copy of ``batch`` (tensors in lists, tuples, mappings) on the device.
+
+        Always copies, so that the batch counts as resident.
+        """
+
+    def adopt(self, model: torch.nn.Module) -> None:
+        """Move parameters and buffers into the device's memory once, ties kept."""
+
+    def host_memory(self) -> AbstractContextManager[None]:
+        """Allocations of this thread inside the context go to the host's account, not the budget."""
+
+    def rng_state(self) -> Any: ...
+    def set_rng_state(self, state: Any) -> None: ...

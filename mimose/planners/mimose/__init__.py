@@ -1,0 +1,1 @@
+"""Mimose: collector, estimator, scheduler and the planner that joins them."""

@@ -1,0 +1,187 @@
+"""What is known of a step: what a planner is told before it and what it learns after it.
+
+Plain data, so that planners need no torch. All bytes are ``int``, all times ``float`` seconds.
+Memory levels are bytes allocated *above the level at the start of the step* (``resident_bytes``)
+unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mimose.plan import Plan
+
+Size = tuple[int, ...]
+"""Size of a mini-batch: ``(batch, length)`` for text, ``(batch, height * width)`` for images,
+``(batch, encoder length, decoder length)`` for encoder-decoder models. The batch comes first."""
+
+Phase = Literal["profile", "static", "sheltered", "responsive"]
+Outcome = Literal["ok", "retried", "oom"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model as a planner sees it; handed over again whenever one of these facts changes.
+
+    Attributes:
+        block_names: A readable name for each block, in forward order, e.g. ``encoder.layer.3``.
+        exact: False until the first forward pass has shown how often each module is called: the
+            number of blocks is a guess before.
+        cuts: Numbers ``c`` such that no region may hold both block ``c - 1`` and ``c``. None until
+            the data flow has been recorded (no region of several blocks is carried out before).
+        free: Blocks that save nothing for backward (frozen ones): recomputing them is useless.
+        keep_only: Blocks that must not run twice (they change their input or keep state).
+        budget_bytes: Bound on reserved bytes, or None without one.
+        grad_bytes: For each block, the bytes of the gradients of the parameters it owns (those
+            first used by it); see ``other_grad_bytes`` for the rest of the model.
+        other_grad_bytes: Gradient bytes of trainable parameters outside all blocks.
+        device_label: What every figure of this run carries, e.g. ``measured on cpu``.
+    """
+
+    block_names: tuple[str, ...]
+    exact: bool = False
+    cuts: tuple[int, ...] | None = None
+    free: frozenset[int] = frozenset()
+    keep_only: frozenset[int] = frozenset()
+    budget_bytes: int | None = None
+    grad_bytes: tuple[int, ...] = ()
+    other_grad_bytes: int = 0
+    device_label: str = ""
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_names)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The state of the process at the start of a step.
+
+    Attributes:
+        resident_bytes: Bytes allocated on the device: parameters, gradients still there, optimizer
+            state, the batch.
+        grads_resident: Whether the gradients of trainable parameters are already allocated; if
+            not, they grow during backward.
+        optimizer_ready: Whether the optimizer's lazily created state exists (True when unknown).
+        signature: Whatever else changes memory for equal sizes: dtype, autocast, the set of
+            trainable parameters. Compared for equality only.
+        reserved_bytes: Bytes reserved from the device at the start of the step.
+    """
+
+    resident_bytes: int
+    grads_resident: bool = True
+    optimizer_ready: bool = True
+    signature: str = ""
+    reserved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A planner's answer for one step.
+
+    Attributes:
+        plan: What to carry out.
+        phase: What kind of step this is. Only planners that learn in the run have ``sheltered``
+            and ``responsive`` steps; the others are ``static``, and ``profile`` while they measure.
+        collect: Whether the executor must run the shuttling collector in this step.
+        predicted_peak_bytes: Predicted peak of allocated bytes (resident ones included), or None.
+        cache_hit: Whether the plan came from the planner's cache; None without a cache.
+        estimator_seconds: Time spent predicting.
+        scheduler_seconds: Time spent choosing.
+        release_cache: Whether to hand cached free memory back to the device before the step.
+    """
+
+    plan: Plan
+    phase: Phase = "static"
+    collect: bool = False
+    predicted_peak_bytes: int | None = None
+    cache_hit: bool | None = None
+    estimator_seconds: float = 0.0
+    scheduler_seconds: float = 0.0
+    release_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSample:
+    """One block in one collected step, in which every block ran once kept and once recomputed.
+
+    Attributes:
+        block: Its number.
+        level_bytes: Level before its forward.
+        activation_bytes: What it keeps alive after a plain forward, its output left out.
+        output_bytes: New storage of its outputs.
+        kept_peak_bytes: Peak during its plain forward, above ``level_bytes``.
+        checkpoint_peak_bytes: Peak during its checkpointed forward, above ``level_bytes``.
+        backward_peak_bytes: Peak (a level) from the gradient's arrival at its output to the end
+            of its backward, recomputation included; None where no gradient arrived.
+        forward_seconds: Time of its plain forward.
+        checkpointed: The sample was taken while the block itself ran checkpointed.
+        inside_checkpoint: A block around it ran checkpointed.
+        around_checkpoint: Something within it ran checkpointed.
+    """
+
+    block: int
+    level_bytes: int
+    activation_bytes: int
+    output_bytes: int
+    kept_peak_bytes: int
+    checkpoint_peak_bytes: int
+    backward_peak_bytes: int | None
+    forward_seconds: float
+    checkpointed: bool = False
+    inside_checkpoint: bool = False
+    around_checkpoint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What the shuttling collector saw of one step.
+
+    Attributes:
+        blocks: One sample a block that was called.
+        head_peak_bytes: Peak level from the end of the last block's forward to the first arrival
+            of a gradient at a block: heads, logits, loss and their backward.
+        tail_peak_bytes: Peak level from the last block boundary in backward to the end of
+            backward: embeddings.
+        first_peak_bytes: Peak level before the first block's forward.
+        collector_seconds: Time spent on the extra forward passes and on measuring.
+    """
+
+    blocks: tuple[BlockSample, ...]
+    head_peak_bytes: int
+    tail_peak_bytes: int
+    first_peak_bytes: int
+    collector_seconds: float
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """All that is known of one finished step; also what the harness writes down.
+
+    ``peak_allocated_bytes`` and ``peak_reserved_bytes`` are of this step, resident bytes included;
+    ``peak_exact`` is False where the device could only bound the step's peak from above.
+    ``optimizer_peak_bytes`` is the peak level from the end of backward to the end of the step.
+    """
+
+    size: Size
+    plan: Plan
+    phase: Phase
+    situation: Situation
+    outcome: Outcome = "ok"
+    predicted_peak_bytes: int | None = None
+    cache_hit: bool | None = None
+    collected: Collected | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_exact: bool = True
+    optimizer_peak_bytes: int | None = None
+    num_alloc_retries: int = 0
+    step_seconds: float | None = None
+    forward_seconds: float | None = None
+    backward_seconds: float | None = None
+    optimizer_seconds: float | None = None
+    collector_seconds: float = 0.0
+    estimator_seconds: float = 0.0
+    scheduler_seconds: float = 0.0
+    extra: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Find a model's blocks and carry a plan out on them."""

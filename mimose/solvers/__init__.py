@@ -1,0 +1,1 @@
+"""Pure functions from costs and a budget to a plan."""

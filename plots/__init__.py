@@ -1,0 +1,1 @@
+"""One function a figure; reads results only."""
