@@ -1,5 +1,570 @@
-"""The mimose-bench command line."""
+"""The mimose-bench command line: parse, call, print, exit code.
+
+Exit codes: 0 done; 1 a handled error, one sentence on stderr; 2 usage; 3 the run ended out of
+memory or infeasible, which is recorded; 4 a reproduced value is outside its tolerance; 130
+interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mimose.units import BYTES_HELP, format_bytes, parse_bytes
+
+# Commands import what they call: torch and pandas take seconds, --help must not.
+
+app = typer.Typer(
+    name="mimose-bench",
+    help="Compare planners that train PyTorch models under a memory budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RESULTS = Path("results")
+
+Task = Annotated[str, typer.Option("--task", help="Task to train; 'list' names them.")]
+Budget = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        metavar="BYTES",
+        help="Bound on the bytes that the device's allocator reserves (parameters, gradients, "
+        f"optimizer state, activations): {BYTES_HELP}. 'none' is the unlimited reference.",
+    ),
+]
+PlannerName = Annotated[
+    str,
+    typer.Option("--planner", help="Planner; 'list' names them. Or package.module:Class."),
+]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="auto (cuda where there is one, else cpu), cuda, cuda:N or cpu."),
+]
+Scale = Annotated[
+    str,
+    typer.Option(
+        "--scale",
+        help="full (the paper's model), small (as deep and as long, narrower) or tiny (tests).",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Fixes weights, data order and dropout.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="auto (hub if it answers or is cached, else synthetic), hub, synthetic, or the path "
+        "of a file in the data set's own format.",
+    ),
+]
+Vocab = Annotated[
+    str | None,
+    typer.Option("--vocab", help="WordPiece vocabulary for --data PATH; else the one beside it."),
+]
+Weights = Annotated[
+    str, typer.Option("--weights", help="random, pretrained or the path of a saved model.")
+]
+Attention = Annotated[
+    str, typer.Option("--attention", help="eager (the paper's) or sdpa (fused kernels).")
+]
+Precision = Annotated[
+    str, typer.Option("--precision", help="fp32, or bf16 or fp16 under autocast.")
+]
+PlanText = Annotated[
+    str | None,
+    typer.Option(
+        "--plan",
+        help="For planner fixed: 'keep 0-9 | recompute 10-11', or the path of a JSON file.",
+    ),
+]
+Margin = Annotated[
+    str | None,
+    typer.Option(
+        "--margin",
+        metavar="BYTES",
+        help="For planner mimose: room left for fragmentation; learned from the run by default.",
+    ),
+]
+Variant = Annotated[
+    str | None,
+    typer.Option(
+        "--variant",
+        help="For planner mimose: printed (Algorithm 1 as printed) or authors (as released).",
+    ),
+]
+Sheltered = Annotated[
+    int | None,
+    typer.Option("--sheltered", help="For planner mimose: iterations that measure (10)."),
+]
+CacheStep = Annotated[
+    int | None,
+    typer.Option(
+        "--cache-step", help="For planner mimose: plans are made for sizes rounded up to this (5)."
+    ),
+]
+PlannerOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--planner-option", metavar="KEY=VALUE", help="Any other option of the planner; repeatable."
+    ),
+]
+ZeroGrad = Annotated[
+    str,
+    typer.Option(
+        "--zero-grad",
+        help="keep gradients allocated between steps, as the paper's PyTorch did, or free them.",
+    ),
+]
+Enforce = Annotated[
+    bool,
+    typer.Option(
+        "--enforce/--no-enforce",
+        help="Whether the device makes exceeding the budget fail, or the planner alone heeds it.",
+    ),
+]
+LearningRate = Annotated[
+    float | None, typer.Option("--lr", help="Learning rate; the task's own by default.")
+]
+BatchSize = Annotated[
+    int | None, typer.Option("--batch-size", help="Samples in a batch; the task's own by default.")
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", help="Threads of torch's CPU operators; torch's choice.")
+]
+Out = Annotated[
+    Path,
+    typer.Option("--out", help="Folder in which each run makes a new folder of its own."),
+]
+Results = Annotated[
+    Path, typer.Option("--results", help="Folder that holds runs, for runs given by name.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON on stdout; all else goes to stderr.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+
+# -- what there is
+
+
+@app.command("list")
+def list_(json: AsJson = False) -> None:
+    """List tasks, planners and devices."""
+    from mimose.devices import DEVICES
+    from mimose.planners import PLANNERS
+    from mimose_bench.experiments import tables
+    from mimose_bench.experiments.tasks import TASKS
+
+    found = {
+        "tasks": {name: _first_line(task) for name, task in TASKS.items()},
+        "planners": {name: _first_line(planner) for name, planner in PLANNERS.items()},
+        "devices": list(DEVICES),
+    }
+    if json:
+        _print_json(found)
+        return
+    print(tables.table(("task", "what it trains"), found["tasks"].items()))
+    print()
+    print(tables.table(("planner", "what it does"), found["planners"].items()))
+    print()
+    print("devices:", ", ".join(found["devices"]))
+
+
+@app.command()
+def doctor(
+    out: Annotated[Path, typer.Option("--out", help="Folder that will hold runs.")] = RESULTS,
+    json: AsJson = False,
+) -> None:
+    """Say what this machine has, what is missing and how to get it."""
+    from dataclasses import asdict
+
+    from mimose_bench.experiments.doctor import examine
+
+    findings = examine(out)
+    if json:
+        _print_json([asdict(finding) for finding in findings])
+    else:
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
+            print(f"{finding.state:<7}  {finding.name:<{width}}  {finding.detail}")
+            if finding.advice:
+                print(f"{'':<7}  {'':<{width}}  -> {finding.advice}")
+    if any(finding.state == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
+# -- training
+
+
+@app.command()
+def plan(
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="Padded lengths to plan for, separated by commas.")
+    ] = "",
+    bounds: Annotated[
+        bool,
+        typer.Option(
+            "--bounds", help="Measure the least and the most memory of the longest batch instead."
+        ),
+    ] = False,
+    task: Task = "qa-bert",
+    budget: Budget = "none",
+    planner: PlannerName = "mimose",
+    device: Device = "auto",
+    scale: Scale = "full",
+    seed: Seed = 42,
+    data: Data = "auto",
+    vocab: Vocab = None,
+    weights: Weights = "random",
+    attention: Attention = "eager",
+    precision: Precision = "fp32",
+    plan: PlanText = None,
+    margin: Margin = None,
+    variant: Variant = None,
+    sheltered: Sheltered = None,
+    cache_step: CacheStep = None,
+    planner_option: PlannerOptions = None,
+    zero_grad: ZeroGrad = "keep",
+    enforce: Enforce = True,
+    batch_size: BatchSize = None,
+    threads: Threads = None,
+    json: AsJson = False,
+) -> None:
+    """Print the plans a planner makes for given lengths; trains and records nothing."""
+    config = _config(locals())
+    asked = [] if bounds else _lengths(lengths)
+    from dataclasses import asdict
+
+    from mimose_bench.experiments import tables
+    from mimose_bench.experiments.bounds import measure_bounds
+    from mimose_bench.experiments.planning import describe, plan_sizes
+    from mimose_bench.experiments.run import opened, task_of
+
+    if bounds:
+        with opened(config) as opened_device:
+            found = measure_bounds(config, task_of(config), opened_device)
+        if json:
+            _print_json({"bounds": asdict(found)})
+            return
+        upper = (
+            "the device ran out" if found.upper_bytes is None else format_bytes(found.upper_bytes)
+        )
+        print(f"batch of {found.size[0]}, length {found.size[1]}, {found.device_label}")
+        print(f"every block recomputed  {format_bytes(found.lower_bytes)}")
+        print(f"none recomputed         {upper}")
+        return
+    answers, facts = plan_sizes(config, asked)
+    if json:
+        _print_json({**facts, "plans": [asdict(answer) for answer in answers]})
+        return
+    print(
+        f"{len(facts['blocks'])} blocks, budget {tables.size(facts['budget_bytes'], 'none')}, "
+        f"margin {tables.size(facts['margin_bytes'])}, {facts['device_label']}"
+    )
+    headers = ("batch", "length", "recomputed", "predicted peak", "plan")
+    print(
+        tables.table(
+            headers,
+            [
+                (
+                    str(answer.size[0]),
+                    str(answer.size[1]),
+                    tables.number(answer.num_recomputed, "d"),
+                    tables.size(answer.predicted_peak_bytes),
+                    describe(answer),
+                )
+                for answer in answers
+            ],
+        )
+    )
+
+
+@app.command()
+def run(
+    task: Task = "qa-bert",
+    budget: Budget = "none",
+    planner: PlannerName = "mimose",
+    device: Device = "auto",
+    scale: Scale = "full",
+    steps: Annotated[int, typer.Option("--steps", help="Training steps.")] = 200,
+    seed: Seed = 42,
+    data: Data = "auto",
+    vocab: Vocab = None,
+    weights: Weights = "random",
+    attention: Attention = "eager",
+    precision: Precision = "fp32",
+    plan: PlanText = None,
+    margin: Margin = None,
+    variant: Variant = None,
+    sheltered: Sheltered = None,
+    cache_step: CacheStep = None,
+    planner_option: PlannerOptions = None,
+    zero_grad: ZeroGrad = "keep",
+    on_oom: Annotated[
+        str,
+        typer.Option(
+            "--on-oom",
+            help="At a batch that fits under no plan: stop with exit code 3, or skip it.",
+        ),
+    ] = "stop",
+    enforce: Enforce = True,
+    lr: LearningRate = None,
+    batch_size: BatchSize = None,
+    threads: Threads = None,
+    out: Out = RESULTS,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Train a task under a planner and a budget, and record every iteration."""
+    config = _config(locals())
+    from mimose_bench.experiments import tables
+    from mimose_bench.experiments.records import load_run
+    from mimose_bench.experiments.run import run as train
+
+    result = train(config, quiet=quiet)
+    if json:
+        _print_json(result.info)
+    else:
+        print(tables.show(load_run(result.info["summary"]["run_dir"]), num_steps=0))
+    if result.message is not None and quiet:
+        _say(result.message)
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def smoke(
+    device: Device = "auto",
+    scale: Scale = "small",
+    out: Out = RESULTS,
+    json: AsJson = False,
+) -> None:
+    """Check in minutes that this machine trains under a budget; exit code 1 if it does not."""
+    from dataclasses import asdict
+
+    import torch
+
+    from mimose_bench.experiments import comparing, tables
+    from mimose_bench.experiments.cells import CellError
+    from mimose_bench.experiments.records import load_run
+    from mimose_bench.experiments.smoke import smoke as check
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cpu":
+            _say("no CUDA device here: the smoke run uses the cpu")
+    try:
+        comparison, checks = check(device, scale, out, _say)
+    except CellError as error:
+        raise ValueError(str(error)) from error
+    rows = comparing.compare([load_run(cell.folder) for cell in comparison.cells])
+    if json:
+        _print_json({"checks": [asdict(c) for c in checks], "runs": rows})
+    else:
+        print(tables.comparison(rows))
+        print()
+        for c in checks:
+            print(f"{'ok' if c.passed else 'FAILED':<6}  {c.name}: {c.detail}")
+    if not all(c.passed for c in checks):
+        raise typer.Exit(1)
+
+
+# -- reading
+
+
+@app.command()
+def show(
+    run: Annotated[
+        str, typer.Argument(help="A run's folder, its name within --results, or 'latest'.")
+    ] = "latest",
+    steps: Annotated[
+        int, typer.Option("--steps", min=0, help="How many of the last steps to show.")
+    ] = 8,
+    results: Results = RESULTS,
+    json: AsJson = False,
+) -> None:
+    """Show one run: how it ended, its peaks, its times. Runs that were killed can be read, too."""
+    from mimose_bench.experiments import tables
+
+    (found,) = _open_runs([run], results)
+    if json:
+        document = {**found.info, "summary": found.summary, "warnings": found.warnings}
+        _print_json(document)
+    else:
+        print(tables.show(found, steps))
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(help="Runs over the same batches; the first is the reference.")
+    ],
+    results: Results = RESULTS,
+    json: AsJson = False,
+) -> None:
+    """Compare runs over the same batches, step by step, with the first as the reference."""
+    from mimose_bench.experiments import comparing, tables
+
+    if len(runs) < 2:
+        raise ValueError("compare needs two runs or more: the reference first")
+    rows = comparing.compare(_open_runs(runs, results))
+    if json:
+        _print_json(rows)
+        return
+    print(tables.comparison(rows))
+    pairs = min(row["num_pairs"] for row in rows)
+    print(
+        f"\ntime: sum over the steps that both runs finished (at least {pairs}), relative to the "
+        "first run; the interval is a bootstrap over those steps.\nviolations: out-of-memory "
+        "steps, retried steps and allocator retries."
+    )
+
+
+@app.command()
+def plot(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Runs of one task; every run within --results by default."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the figures.")] = Path("figures"),
+    figure: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--figure",
+            help="peak-memory, step-time, loss or breakdown; repeatable, all by default.",
+        ),
+    ] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper/--no-paper", help="Draw the paper's own points beside.")
+    ] = True,
+    results: Results = RESULTS,
+    json: AsJson = False,
+) -> None:
+    """Draw figures of runs, as PNG and PDF."""
+    from mimose_bench.experiments.records import find_runs
+    from mimose_bench.plots import draw_figures
+
+    names = runs or [str(folder) for folder in reversed(find_runs(results))]
+    if not names:
+        raise ValueError(f"there is no run in {results} yet: make one with mimose-bench run")
+    written = draw_figures(_open_runs(names, results), out, figure or (), paper=paper)
+    if json:
+        _print_json([str(path) for path in written])
+    else:
+        for path in written:
+            print(path)
+
+
+# -- what the commands share
+
+
+def _config(options: dict[str, Any]) -> Any:
+    """Return the run's configuration from the options of a command, by their names."""
+    from dataclasses import fields
+
+    from mimose_bench.experiments.config import RunConfig
+
+    given = {f.name: options[f.name] for f in fields(RunConfig) if f.name in options}
+    budget, margin = options["budget"], options["margin"]
+    given["budget"] = None if budget.strip().lower() == "none" else parse_bytes(budget)
+    given["margin"] = None if margin is None else parse_bytes(margin)
+    given["planner_options"] = _planner_options(options["planner_option"])
+    return RunConfig(**given)
+
+
+def _lengths(text: str) -> list[int]:
+    lengths = [part.strip() for part in text.split(",") if part.strip()]
+    if not lengths or not all(part.isdigit() and int(part) > 0 for part in lengths):
+        raise ValueError("--lengths takes padded lengths separated by commas, for example 128,384")
+    return [int(part) for part in lengths]
+
+
+def _planner_options(given: list[str] | None) -> dict[str, str]:
+    options = {}
+    for item in given or ():
+        key, sign, value = item.partition("=")
+        if not key or not sign:
+            raise ValueError(f"--planner-option takes KEY=VALUE, not {item!r}")
+        options[key.strip().replace("-", "_")] = value
+    return options
+
+
+def _open_runs(names: list[str], results: Path) -> list[Any]:
+    """Return the runs, their rows read, so that what had to be passed over is said once."""
+    from mimose_bench.experiments.reading import open_run
+
+    runs = [open_run(name, results) for name in names]
+    for opened in runs:
+        _ = opened.steps
+        for warning in opened.warnings:
+            _say(f"warning: {warning}")
+    return runs
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().partition("\n")[0]
+
+
+def _print_json(data: Any) -> None:
+    import json
+
+    from mimose_bench.experiments.files import jsonable
+
+    print(json.dumps(jsonable(data), indent=2, allow_nan=False))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _fail(error: BaseException) -> int:
+    if os.environ.get("MIMOSE_DEBUG") == "1":
+        raise error
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ImportError):
+        text += ": mimose-bench doctor says what to install"
+    _say(f"mimose-bench: {text}")
+    return 1
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line and exit with its code."""
+    from mimose.costs import Infeasible
+
+    try:
+        try:
+            app(prog_name="mimose-bench")
+        finally:
+            sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as error:
+        # Typer makes exit code 1 of a broken pipe.
+        if not isinstance(error, BrokenPipeError) and not isinstance(
+            error.__context__, BrokenPipeError
+        ):
+            raise
+        # Whoever read our output has gone (head, less): nothing is left to say, and the
+        # interpreter must not try to flush again on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        sys.exit(130)
+    except Infeasible as error:
+        _fail(error)
+        sys.exit(3)
+    except ImportError as error:
+        if (error.name or "").startswith("mimose"):
+            raise  # our own fault, not the machine's
+        sys.exit(_fail(error))
+    except (ValueError, OSError) as error:
+        sys.exit(_fail(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -41,7 +42,7 @@ def parse_bytes(text: str | int) -> int:
         match = _BYTES.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"{text!r} is not a number of bytes: give {BYTES_HELP}")
-        value = int(float(match["number"]) * _FACTORS[match["prefix"].upper()])
+        value = int(Decimal(match["number"]) * _FACTORS[match["prefix"].upper()])
     if value <= 0:
         raise ValueError(f"{text!r} is not a positive number of bytes: give {BYTES_HELP}")
     return value
@@ -52,22 +53,24 @@ def format_bytes(value: float) -> str:
     sign = "-" if value < 0 else ""
     size = abs(value)
     for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if size >= factor:
+        # What would print as 1024.00 of the next smaller unit is 1.00 of this one.
+        if size >= factor * (1 - 0.005 / 1024):
             return f"{sign}{size / factor:.2f} {unit}"
     return f"{sign}{size:.0f} B"
 
 
 def format_seconds(value: float) -> str:
     """Return ``value`` seconds as short text, for example ``"12.3 ms"`` or ``"1 h 02 min"``."""
-    if math.isnan(value):
+    if not math.isfinite(value):
         return "n/a"
     if value < 0:
         return "-" + format_seconds(-value)
-    if value < 1e-3:
+    # Bounds are where rounding would carry into the next unit.
+    if value < 999.95e-6:
         return f"{value * 1e6:.1f} us"
-    if value < 1:
+    if value < 999.95e-3:
         return f"{value * 1e3:.1f} ms"
-    if value < 60:
+    if value < 59.995:
         return f"{value:.2f} s"
     minutes, seconds = divmod(round(value), 60)
     if minutes < 60:

@@ -1,1 +1,61 @@
-"""One function a figure; reads results only."""
+"""One function a figure; reads results only.
+
+To add a figure, write a module with ``draw(runs) -> Figure`` and name it in :data:`FIGURES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mimose_bench.experiments.names import unknown_name
+from mimose_bench.experiments.reading import Run
+from mimose_bench.plots import breakdown, loss, peak_memory, step_time, style
+
+FIGURES: dict[str, Callable[..., Any]] = {
+    "peak-memory": peak_memory.draw,
+    "step-time": step_time.draw,
+    "loss": loss.draw,
+    "breakdown": breakdown.draw,
+}
+
+__all__ = ["FIGURES", "draw_figures"]
+
+
+def draw_figures(
+    runs: Sequence[Run],
+    folder: str | Path,
+    names: Sequence[str] = (),
+    *,
+    paper: bool = True,
+) -> list[Path]:
+    """Draw figures as PNG and PDF and return the files written.
+
+    Args:
+        runs: The runs to draw.
+        folder: Where to write.
+        names: Keys of :data:`FIGURES`; all by default.
+        paper: Whether to draw the paper's own points beside, where the paper has such.
+
+    Raises:
+        ValueError: If a figure's name is unknown, no run has a step, the runs are of several
+            tasks, or the folder cannot be written.
+    """
+    for name in names:
+        if name not in FIGURES:
+            raise unknown_name("figure", name, FIGURES)
+    drawn = [run for run in runs if len(run.steps)]
+    if not drawn:
+        raise ValueError("none of these runs has a finished step to draw")
+    tasks = sorted({str(run.info.get("task")) for run in drawn})
+    if len(tasks) > 1:
+        raise ValueError(
+            f"these runs are of several tasks ({', '.join(tasks)}): draw one at a time"
+        )
+    points = peak_memory.paper_points(tasks[0]) if paper else None
+    written: list[Path] = []
+    for name in names or FIGURES:
+        options = {"paper": points} if name == "peak-memory" else {}
+        written += style.save(FIGURES[name](drawn, **options), Path(folder), name)
+    return written

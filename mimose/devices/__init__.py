@@ -1,1 +1,68 @@
 """Where tensors live, what memory is in use, what the budget is, what time it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from mimose.devices.base import Device
+
+DEVICES = ("auto", "cuda", "cpu")
+"""Names that :func:`open_device` takes; ``auto`` is ``cuda`` where there is one, else ``cpu``."""
+
+
+def open_device(name: str = "auto", *, reset_peaks: bool = False) -> Device:
+    """Open the device called ``name``.
+
+    Args:
+        name: One of :data:`DEVICES`, or ``cuda:N``.
+        reset_peaks: Whether the process's peak statistics may be reset on cuda, for exact peaks
+            of parts of a step. Leave it off where they are a user's own.
+
+    Raises:
+        ValueError: If there is no such device, or if it cannot be opened.
+    """
+    import torch
+
+    kind, _, index = name.partition(":")
+    if kind not in DEVICES or (index and (kind != "cuda" or not index.isdigit())):
+        raise ValueError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)}, cuda:N")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        from mimose.devices.cuda import CudaDevice
+
+        return CudaDevice(int(index or 0), reset_peaks=reset_peaks)
+    from mimose.devices.cpu import CpuDevice
+
+    return CpuDevice()
+
+
+def device_for(module: torch.nn.Module) -> Device:
+    """Open the device that ``module`` is on.
+
+    On the CPU the module's memory was taken before the device could see it, so its bytes are
+    added to what is allocated and reserved.
+
+    Raises:
+        ValueError: If the module is on several devices, on one of another kind, or has no
+            parameters.
+    """
+    from mimose.devices.tensors import model_tensors, storage_bytes
+
+    places = {t.device for t in module.parameters()}
+    if len(places) != 1:
+        where = ", ".join(sorted(map(str, places))) or "no device, since it has no parameters"
+        raise ValueError(f"the model must be on one device, but is on {where}")
+    (place,) = places
+    if place.type == "cuda":
+        return open_device(f"cuda:{place.index or 0}")
+    if place.type != "cpu":
+        raise ValueError(f"the model is on {place}: move it to cuda or cpu")
+    from mimose.devices.cpu import CpuDevice
+
+    device = CpuDevice()
+    device.add_foreign(storage_bytes(model_tensors(module)))
+    return device

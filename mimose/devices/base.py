@@ -57,12 +57,18 @@ class Device(Protocol):
         """Undo everything the device installed and lift the budget."""
 
     # -- memory
-    def allocated_bytes(self) -> int: ...
-    def reserved_bytes(self) -> int: ...
+    def allocated_bytes(self) -> int:
+        """Bytes that live tensors take now."""
+
+    def reserved_bytes(self) -> int:
+        """Bytes held from the device now."""
+
     def peak_allocated_bytes(self) -> int:
         """Highest allocated bytes since the device was opened (run-wide, never reset)."""
 
-    def peak_reserved_bytes(self) -> int: ...
+    def peak_reserved_bytes(self) -> int:
+        """Highest reserved bytes since the device was opened, likewise."""
+
     def largest_free_block_bytes(self) -> int:
         """Largest block that could be handed out without reserving more."""
 
@@ -94,7 +100,8 @@ class Device(Protocol):
     def seconds_between(self, start: Any, end: Any) -> float:
         """Return the time between two stamps (may synchronise)."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait until the device has finished its work."""
 
     # -- tensors
     def put(self, batch: Any) -> Any:
@@ -107,7 +114,10 @@ class Device(Protocol):
         """Move parameters and buffers into the device's memory once, ties kept."""
 
     def host_memory(self) -> AbstractContextManager[None]:
-        """Allocations of this thread inside the context go to the host's account, not the budget."""
+        """Allocations of this thread inside the context go to the host's account."""
 
-    def rng_state(self) -> Any: ...
-    def set_rng_state(self, state: Any) -> None: ...
+    def rng_state(self) -> Any:
+        """Return the states of all generators that a step draws from."""
+
+    def set_rng_state(self, state: Any) -> None:
+        """Take back what :meth:`rng_state` returned."""

@@ -1,1 +1,83 @@
-"""One file a system."""
+"""One file a system; :data:`PLANNERS` names them all.
+
+A planner from outside runs the same way: ``make_planner("package.module:Class")``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from typing import Any, cast
+
+from mimose.planners.base import Planner
+from mimose.planners.baseline import Baseline
+from mimose.planners.fixed import Fixed
+from mimose.planners.full import Full
+from mimose.planners.mimose import Mimose
+
+__all__ = ["PLANNERS", "Planner", "make_planner"]
+
+PLANNERS: dict[str, type[Planner]] = {
+    "baseline": Baseline,
+    "full": Full,
+    "fixed": Fixed,
+    "mimose": Mimose,
+}
+"""Every planner by its name on the command line."""
+
+_METHODS = ("bind", "plan", "observe", "state_dict", "load_state_dict")
+
+
+def make_planner(name: str, **options: Any) -> Planner:
+    """Return a new planner.
+
+    Args:
+        name: A key of :data:`PLANNERS`, or ``package.module:Class`` for a planner from outside.
+        **options: Keyword arguments of the planner's class.
+
+    Raises:
+        ValueError: If there is no such planner, or it does not take these options.
+    """
+    chosen = _import(name) if ":" in name else _look_up(name)
+    signature = inspect.signature(chosen)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise ValueError(f"planner {name!r}: {error}; {_takes(signature)}") from error
+    return chosen(**options)
+
+
+def _look_up(name: str) -> type[Planner]:
+    if name in PLANNERS:
+        return PLANNERS[name]
+    near = difflib.get_close_matches(name.lower(), PLANNERS, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(
+        f"there is no planner {name!r}: {hint}There are {', '.join(PLANNERS)}, "
+        "and package.module:Class for one from outside"
+    )
+
+
+def _import(name: str) -> type[Planner]:
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"planner {name!r} cannot be loaded ({error}): "
+            "give an importable module and a class in it, as package.module:Class"
+        ) from error
+    missing = [m for m in _METHODS if not callable(getattr(found, m, None))]
+    missing += [m for m in ("name", "rescued") if not hasattr(found, m)]
+    if not inspect.isclass(found) or missing:
+        lacks = f" (it has no {', '.join(missing)})" if missing else ""
+        raise ValueError(
+            f"{name!r} is not a planner class{lacks}: see mimose.planners.base.Planner"
+        )
+    return cast("type[Planner]", found)
+
+
+def _takes(signature: inspect.Signature) -> str:
+    names = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return f"its options are {', '.join(names)}" if names else "it has no options"

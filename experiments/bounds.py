@@ -1,0 +1,72 @@
+"""The least and the most memory that a task needs: the two ends of every budget sweep.
+
+The lower bound recomputes every block, the upper bound none, both at the longest batch; Fig 10 of
+the paper marks them with stars.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mimose.devices.base import Device
+from mimose.handle import attach
+from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.loop import Trainer
+from mimose_bench.experiments.tasks.base import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Peak bytes reserved over training steps at the longest batch.
+
+    Attributes:
+        lower_bytes: With every block recomputed.
+        upper_bytes: With none recomputed; None where the device itself ran out.
+        size: The batch measured.
+        device_label: What was measured, e.g. ``measured on cpu``.
+    """
+
+    lower_bytes: int
+    upper_bytes: int | None
+    size: tuple[int, ...]
+    device_label: str
+
+    def budget_at(self, share: float) -> int:
+        """Return the budget ``share`` of the way from the lower to the upper bound."""
+        if self.upper_bytes is None:
+            raise ValueError("the upper bound is unknown: the device itself ran out of memory")
+        return int(self.lower_bytes + share * (self.upper_bytes - self.lower_bytes))
+
+
+def measure_bounds(config: RunConfig, task: Task, device: Device) -> Bounds:
+    """Measure both bounds with three training steps each on a model of its own.
+
+    The second step is the first with optimizer state; the third the first with resident gradients
+    under ``--zero-grad keep`` and optimizer state together.
+
+    Raises:
+        torch.OutOfMemoryError: If the device runs out even with every block recomputed.
+    """
+    torch.manual_seed(config.seed)
+    model = task.build_model()
+    device.adopt(model)
+    size = task.longest()
+    peaks: dict[str, int | None] = {}
+    for planner in ("full", "baseline"):
+        device.release_cache()
+        with attach(model, None, planner, device=device) as handle:
+            trainer = Trainer(task, model, handle, config)
+            batches = (task.example_batch(size) for _ in range(3))
+            steps = list(trainer.steps(batches))
+            records = [s.record for s in steps if s.loss is not None and s.record is not None]
+            reserved = [r.peak_reserved_bytes or 0 for r in records]
+            failed = next((s.error for s in steps if s.error), None)
+        if failed is not None and planner == "full":
+            raise torch.OutOfMemoryError(failed)
+        peaks[planner] = None if failed else max(reserved)
+        trainer.optimizer.zero_grad(set_to_none=True)
+        del trainer
+    assert peaks["full"] is not None
+    return Bounds(peaks["full"], peaks["baseline"], size, device.label)

@@ -1,0 +1,116 @@
+"""The configuration of one run: every option resolved, checked together, written to the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCALES = ("full", "small", "tiny")
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run of one task under one planner.
+
+    Raises:
+        ValueError: If options are out of range or do not fit each other; the message names the
+            option to change.
+    """
+
+    task: str = "qa-bert"
+    """Name of the task."""
+    planner: str = "mimose"
+    """Name of the planner, or ``package.module:Class``."""
+    budget: int | None = None
+    """Bound on reserved bytes; None is the unlimited reference."""
+    device: str = "auto"
+    """``auto``, ``cpu`` or ``cuda``."""
+    scale: str = "full"
+    """``full``, ``small`` or ``tiny``."""
+    steps: int = 200
+    """Training steps."""
+    seed: int = 42
+    """Fixes weights, data and dropout."""
+    data: str = "auto"
+    """``auto``, ``hub``, ``synthetic`` or a path."""
+    vocab: str | None = None
+    """WordPiece vocabulary for ``data`` paths."""
+    weights: str = "random"
+    """``random``, ``pretrained`` or a path."""
+    attention: str = "eager"
+    """``eager`` or ``sdpa``."""
+    precision: str = "fp32"
+    """``fp32``, or ``bf16`` and ``fp16`` under autocast."""
+    plan: str | None = None
+    """Plan of the ``fixed`` planner: text or a JSON file."""
+    variant: str | None = None
+    """Variant of the ``mimose`` planner: ``printed`` or ``authors``."""
+    margin: int | None = None
+    """Bytes that the ``mimose`` planner leaves for fragmentation; None lets it learn them."""
+    sheltered: int | None = None
+    """Sheltered iterations of the ``mimose`` planner."""
+    cache_step: int | None = None
+    """Step to which the ``mimose`` planner rounds sizes up."""
+    planner_options: dict[str, str] = field(default_factory=dict)
+    """Further options of the planner, as text."""
+    zero_grad: str = "keep"
+    """``keep`` fills gradients with zeros after a step, as the paper's PyTorch did; ``free``."""
+    on_oom: str = "stop"
+    """``stop`` ends the run at a batch that cannot fit; ``skip`` goes on with the next."""
+    enforce: bool = True
+    """Whether exceeding the budget fails."""
+    lr: float | None = None
+    """Learning rate; None is the task's own."""
+    batch_size: int | None = None
+    """Batch size; None is the task's own."""
+    out: Path = Path("results")
+    """Folder in which the run's own folder is made."""
+    threads: int | None = None
+    """Threads of torch's CPU operators; None leaves torch's default."""
+
+    def __post_init__(self) -> None:
+        _positive("--steps", self.steps)
+        for name, value in (
+            ("--batch-size", self.batch_size),
+            ("--threads", self.threads),
+            ("--sheltered", self.sheltered),
+            ("--cache-step", self.cache_step),
+        ):
+            if value is not None:
+                _positive(name, value)
+        if self.lr is not None and not self.lr > 0:
+            raise ValueError(f"--lr must be above 0, not {self.lr}")
+        if self.seed < 0:
+            raise ValueError(f"--seed must be 0 or more, not {self.seed}")
+        _one_of("--scale", self.scale, SCALES)
+        _one_of("--precision", self.precision, PRECISIONS)
+        _one_of("--attention", self.attention, ("eager", "sdpa"))
+        _one_of("--zero-grad", self.zero_grad, ("keep", "free"))
+        _one_of("--on-oom", self.on_oom, ("stop", "skip"))
+        if self.plan is not None and self.planner != "fixed":
+            raise ValueError(f"--plan belongs to --planner fixed, not to {self.planner}")
+        if self.plan is None and self.planner == "fixed":
+            raise ValueError("--planner fixed needs --plan, for example 'keep 0-9 | recompute 10'")
+
+    def options(self) -> dict[str, Any]:
+        """Return the planner's keyword arguments; only those that were given."""
+        given: dict[str, Any] = {
+            "plan": self.plan,
+            "variant": self.variant,
+            "margin": self.margin,
+            "sheltered": self.sheltered,
+            "cache_step": self.cache_step,
+        }
+        return {k: v for k, v in given.items() if v is not None} | self.planner_options
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {value}")

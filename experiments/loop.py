@@ -1,0 +1,137 @@
+"""The training loop: the same few lines for every planner, task and device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from mimose.costs import Infeasible
+from mimose.handle import Handle
+from mimose.planners import make_planner
+from mimose.records import StepRecord
+from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.tasks.base import Batch, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One finished step and what belongs to it.
+
+    Attributes:
+        number: From 0.
+        batch: The mini-batch.
+        record: What was measured; None where the planner refused the batch before it started.
+        loss: Mean loss of the batch, or None where the step did not finish.
+        wait_seconds: Time spent waiting for the batch and copying it, outside the step.
+        least_budget_bytes: Where the planner refused: the least budget that would do.
+        error: Why the step did not finish.
+        in_optimizer: It failed in the optimizer's step, half applied: the parameters are lost.
+        rescued: What had been done of it was undone, so that training may go on.
+    """
+
+    number: int
+    batch: Batch
+    record: StepRecord | None
+    loss: float | None
+    wait_seconds: float
+    least_budget_bytes: int | None = None
+    error: str | None = None
+    in_optimizer: bool = False
+    rescued: bool = True
+
+
+class Trainer:
+    """A model, its optimizer and its handle, ready to take steps."""
+
+    def __init__(
+        self, task: Task, model: torch.nn.Module, handle: Handle, config: RunConfig
+    ) -> None:
+        self.task = task
+        self.model = model
+        self.handle = handle
+        self.config = config
+        self.optimizer = task.optimizer(model)
+        kind = handle.device.torch_device.type
+        dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
+        self.autocast = torch.autocast(kind, dtype=dtype, enabled=dtype is not None)
+        self.scaler = torch.amp.GradScaler(kind, enabled=config.precision == "fp16")
+
+    def steps(self, batches: Iterable[Batch]) -> Iterator[Step]:
+        """Yield each step once it is finished, those that ran out of memory included."""
+        waiting = time.perf_counter()
+        for number, batch in enumerate(batches):
+            tensors = self.handle.device.put(batch.tensors)
+            waited = time.perf_counter() - waiting
+            yield self._step(number, batch, tensors, waited)
+            del tensors
+            waiting = time.perf_counter()
+
+    def _step(
+        self, number: int, batch: Batch, tensors: dict[str, torch.Tensor], waited: float
+    ) -> Step:
+        handle = self.handle
+        try:
+            record, loss = self.train(batch, tensors)
+        except Infeasible as error:
+            least = error.least_budget_bytes
+            return Step(number, batch, None, None, waited, least, str(error))
+        except torch.OutOfMemoryError as error:
+            # Its text alone: the error itself would keep the step's tensors alive.
+            failure = str(error)
+        else:
+            return Step(number, batch, record, loss, waited)
+        in_optimizer = handle.in_optimizer
+        return Step(
+            number,
+            batch,
+            handle.end(failed=True),
+            None,
+            waited,
+            error=failure,
+            in_optimizer=in_optimizer,
+            rescued=handle.planner.rescued and not in_optimizer,
+        )
+
+    def train(
+        self, batch: Batch, tensors: dict[str, torch.Tensor]
+    ) -> tuple[StepRecord | None, float]:
+        """Take one training step on a batch that is on the device.
+
+        Raises:
+            Infeasible: If the planner refuses the batch; nothing was run.
+            torch.OutOfMemoryError: If the step ran out of memory; the handle's step is open.
+        """
+        handle, optimizer, scaler = self.handle, self.optimizer, self.scaler
+        handle.begin(batch.size)
+        for attempt in handle.attempts():
+            with attempt:
+                with self.autocast:
+                    loss = self.task.loss(self.model, tensors)
+                scaler.scale(loss).backward()
+        value = float(loss.detach())
+        scaler.step(optimizer)
+        scaler.update()
+        record = handle.end()
+        optimizer.zero_grad(set_to_none=self.config.zero_grad == "free")
+        return record, value
+
+    def least_budget(self, batch: Batch) -> int | None:
+        """Measure, with the limit lifted, the budget that ``batch`` needs fully recomputed.
+
+        For the end of a run only: it takes a training step. Returns None where even the bare
+        device has too little memory.
+        """
+        handle = self.handle
+        handle.device.enforce(None)
+        handle.planner = make_planner("full")
+        handle.rebind()
+        self.optimizer.zero_grad(set_to_none=self.config.zero_grad == "free")
+        handle.device.release_cache()
+        try:
+            record, _ = self.train(batch, handle.device.put(batch.tensors))
+        except torch.OutOfMemoryError:
+            return None
+        return record.peak_reserved_bytes if record is not None else None

@@ -1,0 +1,24 @@
+"""Names that a user types, and the nearest right one when it is wrong."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> ValueError:
+    """Return the error for a ``name`` that is not one of ``known``, naming the nearest.
+
+    Args:
+        kind: What it should have been, for example ``task``.
+        name: What was given.
+        known: The names that would be right.
+    """
+    names = list(known)
+    if not names:
+        return ValueError(f"there is no {kind} called {name!r}")
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if near:
+        return ValueError(f"there is no {kind} called {name!r}: did you mean {near[0]!r}?")
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    return ValueError(f"there is no {kind} called {name!r}: choose one of {shown}")

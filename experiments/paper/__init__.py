@@ -1,0 +1,128 @@
+"""The paper's own figures as data, to print and draw beside this project's results.
+
+Digitised from the figures of Mimose, IPDPS 2023, doi 10.1109/IPDPS54959.2023.00025; SOURCES.md
+beside the JSON files says what each holds. Memory comes back in bytes: "GB" means 2**30 bytes in
+the paper. Tasks and data sets carry the paper's names ("QA-Bert", "SQuAD").
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, NamedTuple
+
+_GIB = 1 << 30
+_HISTOGRAM_KEYS = {"SWAG": "S", "SQuAD": "K", "GLUE-QQP": "Q", "UN_PC": "U"}
+_MEMORY_KEYS = {"SWAG": "SWAG", "SQuAD": "SQuAD", "GLUE-QQP": "QQP", "UN_PC": "UN_PC"}
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Share of batches by padded length (Fig 3).
+
+    Attributes:
+        first_edge: Lower edge of the first bin, in tokens.
+        bin_width: Width of a bin, in tokens.
+        shares: Share of the batches in each bin; they sum to one.
+    """
+
+    first_edge: float
+    bin_width: float
+    shares: tuple[float, ...]
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The bins' edges, one more than there are bins."""
+        return tuple(self.first_edge + i * self.bin_width for i in range(len(self.shares) + 1))
+
+
+class MemoryPoint(NamedTuple):
+    """Peak memory at one input size (padded length, or height x width for images)."""
+
+    input_size: int
+    peak_bytes: int
+
+
+class TimePoint(NamedTuple):
+    """Reserved memory really used, and iteration time relative to plain PyTorch (Fig 10)."""
+
+    reserved_bytes: int
+    relative_time: float
+
+
+def length_histogram(dataset: str) -> Histogram:
+    """Return the histogram of padded batch lengths of ``dataset`` (Fig 3).
+
+    Raises:
+        ValueError: If the figure does not show ``dataset``.
+    """
+    data = _load("fig3_hist")
+    key = _pick(dataset, _HISTOGRAM_KEYS, "Fig 3")
+    first, width, _ = data["edges"][key]
+    shares = data["h"][key]
+    total = sum(shares)  # 0.995 to 0.999 as drawn: bars too low to see are missing
+    return Histogram(first, width, tuple(share / total for share in shares))
+
+
+def unchecked_memory(dataset: str) -> tuple[MemoryPoint, ...]:
+    """Return peak memory without checkpointing by padded length (Fig 3).
+
+    Raises:
+        ValueError: If the figure does not show ``dataset``.
+    """
+    return _memory_points(_load("fig3_pts")[_pick(dataset, _MEMORY_KEYS, "Fig 3")])
+
+
+def peak_by_input_size(task: str) -> dict[int, tuple[MemoryPoint, ...]]:
+    """Return Mimose's peak allocated memory by input size, for each budget in bytes (Fig 11).
+
+    Raises:
+        ValueError: If the figure does not show ``task``.
+    """
+    data = _load("fig11")
+    key = _pick(task, {name.split(" ", 1)[1]: name for name in data}, "Fig 11")
+    return {int(gb) * _GIB: _memory_points(points) for gb, points in data[key].items()}
+
+
+def time_by_memory(task: str) -> dict[str, tuple[TimePoint, ...]]:
+    """Return each planner's time against the memory it really used (Fig 10 a-d).
+
+    Raises:
+        ValueError: If the figure does not show ``task`` over several budgets.
+    """
+    data = _load("fig10")
+    key = _pick(task, {name: name for name in data if "@" not in name}, "Fig 10")
+    return {
+        planner: tuple(TimePoint(round(gb * _GIB), time) for gb, time in points)
+        for planner, points in data[key].items()
+        if planner not in ("lower", "upper")
+    }
+
+
+def memory_bounds(task: str) -> tuple[int, int]:
+    """Return bytes reserved with every layer checkpointed, and with none (stars in Fig 10).
+
+    Raises:
+        ValueError: If the figure does not show ``task`` over several budgets.
+    """
+    data = _load("fig10")
+    entry = data[_pick(task, {name: name for name in data if "@" not in name}, "Fig 10")]
+    return round(entry["lower"] * _GIB), round(entry["upper"] * _GIB)
+
+
+def _memory_points(pairs: list[list[float]]) -> tuple[MemoryPoint, ...]:
+    return tuple(MemoryPoint(round(size), round(gb * _GIB)) for size, gb in pairs)
+
+
+def _pick(name: str, keys: dict[str, str], figure: str) -> str:
+    if name not in keys:
+        raise ValueError(f"{figure} of the paper shows {', '.join(keys)}, not {name!r}")
+    return keys[name]
+
+
+@functools.cache
+def _load(name: str) -> Any:
+    text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
+    return json.loads(text)

@@ -1,0 +1,106 @@
+"""What a planner would do at given sizes, without training: the verb ``plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mimose.costs import Infeasible
+from mimose.devices.base import Device
+from mimose.handle import Handle, attach
+from mimose.planners import make_planner
+from mimose.units import format_bytes
+from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.loop import Trainer
+from mimose_bench.experiments.run import opened, task_of
+from mimose_bench.experiments.tasks.base import Task
+
+PROFILED_STEPS = 12
+"""Most steps that are run so that a learning planner has something to decide by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A planner's answer for one size.
+
+    Attributes:
+        size: The batch, e.g. ``(12, 384)``.
+        plan: The plan in words, or None where nothing fits.
+        num_recomputed: Blocks recomputed.
+        predicted_peak_bytes: Predicted peak of allocated bytes, where the planner predicts.
+        least_budget_bytes: Where nothing fits: the least budget that would do.
+    """
+
+    size: tuple[int, ...]
+    plan: str | None
+    num_recomputed: int | None
+    predicted_peak_bytes: int | None
+    least_budget_bytes: int | None = None
+
+
+def plan_sizes(config: RunConfig, lengths: Sequence[int]) -> tuple[list[Planned], dict[str, Any]]:
+    """Return what ``config``'s planner would do for a batch of each of ``lengths``.
+
+    A planner that learns is shown a dozen steps whose lengths spread over the task's; their
+    gradients train a throw-away model. Nothing is recorded.
+
+    Returns:
+        An answer a length, and facts about the measurement: device label, blocks, margin.
+
+    Raises:
+        ValueError: If something about the configuration or a length is wrong.
+        torch.OutOfMemoryError: If a step that was to teach the planner ran out of memory.
+    """
+    planner = make_planner(config.planner, **config.options())
+    with opened(config) as device:
+        task = task_of(config)
+        longest = task.longest()
+        sizes = [(config.batch_size or longest[0], length, *longest[2:]) for length in lengths]
+        for size in sizes:
+            task.example_batch(size)  # refuses a length that the task never has, before the work
+        torch.manual_seed(config.seed)
+        model = task.build_model()
+        device.adopt(model)
+        with attach(model, config.budget, planner, device=device, enforce=config.enforce) as handle:
+            trainer = Trainer(task, model, handle, config)
+            _teach(task, trainer, device)
+            answers = [_ask(handle, size) for size in sizes]
+            facts = {
+                "device_label": device.label,
+                "blocks": list(handle.block_names),
+                "budget_bytes": config.budget,
+                "margin_bytes": getattr(planner, "margin_bytes", None),
+            }
+    return answers, facts
+
+
+def _teach(task: Task, trainer: Trainer, device: Device) -> None:
+    longest = task.longest()
+    shortest = max(longest[1] // 8, 16)
+    for number in range(PROFILED_STEPS):
+        share = number / (PROFILED_STEPS - 1)
+        length = round(shortest + share * (longest[1] - shortest))
+        batch = task.example_batch((longest[0], length, *longest[2:]))
+        record, _ = trainer.train(batch, device.put(batch.tensors))
+        if record is not None and record.phase in ("static", "responsive"):
+            break
+
+
+def _ask(handle: Handle, size: tuple[int, ...]) -> Planned:
+    try:
+        decision = handle.decide(size)
+    except Infeasible as error:
+        return Planned(size, None, None, None, error.least_budget_bytes)
+    plan = decision.plan
+    return Planned(size, str(plan), plan.num_recomputed, decision.predicted_peak_bytes)
+
+
+def describe(planned: Planned) -> str:
+    """Return an answer as a sentence for the screen."""
+    if planned.plan is None:
+        least = format_bytes(planned.least_budget_bytes or 0)
+        return f"does not fit: the least budget is {least}"
+    return planned.plan

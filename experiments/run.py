@@ -1,0 +1,220 @@
+"""One run: set a task up under a planner, train, record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mimose.devices import open_device
+from mimose.devices.base import Device
+from mimose.handle import Handle, attach
+from mimose.plan import Plan
+from mimose.planners import make_planner
+from mimose.units import format_bytes
+from mimose_bench.experiments import environment
+from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.loop import Step, Trainer
+from mimose_bench.experiments.progress import Progress
+from mimose_bench.experiments.records import RunWriter, block_rows, step_row
+from mimose_bench.experiments.tasks import make_task
+from mimose_bench.experiments.tasks.base import Task, TaskOptions
+
+EXIT_DONE = 0
+EXIT_OUT_OF_MEMORY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run: its exit code, its ``run.json`` and, unless it is 0, why."""
+
+    exit_code: int
+    info: dict[str, Any]
+    message: str | None = None
+
+
+def task_of(config: RunConfig) -> Task:
+    """Return the configuration's task, its data open."""
+    return make_task(
+        config.task,
+        TaskOptions(
+            scale=config.scale,  # type: ignore[arg-type]  # both check it against the same names
+            data=config.data,
+            vocab=None if config.vocab is None else Path(config.vocab),
+            weights=config.weights,
+            attention=config.attention,  # type: ignore[arg-type]
+            seed=config.seed,
+            batch_size=config.batch_size,
+            lr=config.lr,
+        ),
+    )
+
+
+@contextlib.contextmanager
+def opened(config: RunConfig) -> Iterator[Device]:
+    """Open the configuration's device for the block and set torch's threads."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = open_device(config.device, reset_peaks=True)
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def run(config: RunConfig, *, quiet: bool = False) -> RunResult:
+    """Train as ``config`` says and record every iteration.
+
+    Args:
+        config: The run.
+        quiet: Show no progress.
+
+    Raises:
+        ValueError: If something about the configuration, the data or the machine is wrong; the
+            message is one sentence that says what to change.
+    """
+    planner = make_planner(config.planner, **config.options())
+    budget = "none" if config.budget is None else format_bytes(config.budget).replace(" ", "")
+    with opened(config) as device, contextlib.ExitStack() as stack:
+        writer = stack.enter_context(
+            RunWriter.create(
+                config.out,
+                task=config.task,
+                planner=config.planner,
+                budget=budget,
+                device=device.kind,
+                budget_bytes=config.budget,
+                device_label=device.label,
+                seed=config.seed,
+                config=dataclasses.asdict(config),
+                environment=environment.capture(device.kind),
+            )
+        )
+        task = task_of(config)
+        writer.update(data=task.data_source.to_json(), task_settings=task.settings())
+        torch.manual_seed(config.seed)
+        model = task.build_model()
+        device.adopt(model)
+        handle = stack.enter_context(
+            attach(model, config.budget, planner, device=device, enforce=config.enforce)
+        )
+        trainer = Trainer(task, model, handle, config)
+        title = f"{config.task} {config.planner} {budget}"
+        progress = stack.enter_context(
+            Progress(config.steps, title, budget_bytes=config.budget, quiet=quiet)
+        )
+        for line in (
+            f"data {task.data_source}",
+            f"{handle!r}, {device.label}",
+            str(writer.directory),
+        ):
+            progress.say(line)
+            writer.log(line)
+        return _train(config, trainer, writer, progress)
+
+
+def _train(config: RunConfig, trainer: Trainer, writer: RunWriter, progress: Progress) -> RunResult:
+    handle = trainer.handle
+    samples = tokens = 0
+    failure: str | None = None
+    outcome = "done"
+    started = time.perf_counter()
+    batches = trainer.task.batches(config.steps, context=handle.device.host_memory)
+    with contextlib.closing(batches):  # type: ignore[type-var]  # a generator
+        for step in trainer.steps(batches):
+            _write(writer, step, handle)
+            record = step.record
+            peak = record.peak_reserved_bytes if record is not None else None
+            progress.step(peak_bytes=peak, loss=step.loss)
+            if step.error is None:
+                samples += step.batch.num_samples
+                tokens += step.batch.num_tokens
+                continue
+            outcome, failure = _explain(config, trainer, step)
+            progress.say(failure)
+            writer.log(failure)
+            if not _may_go_on(config, step):
+                break
+            outcome = "done"
+    seconds = time.perf_counter() - started
+    info = writer.finish(
+        outcome,
+        error=failure,
+        num_samples=samples,
+        num_tokens=tokens,
+        samples_per_second=samples / seconds,
+        tokens_per_second=tokens / seconds,
+        optimizer_foreach=_foreach(trainer.optimizer),
+        margin_bytes=getattr(handle.planner, "margin_bytes", None),
+    )
+    if outcome == "done":
+        return RunResult(EXIT_DONE, info)
+    return RunResult(EXIT_OUT_OF_MEMORY, info, failure)
+
+
+def _write(writer: RunWriter, step: Step, handle: Handle) -> None:
+    batch = step.batch
+    if step.record is None:
+        plan = Plan.recompute_each(len(handle.block_names))
+        row: dict[str, Any] = {
+            "rank": 0,
+            "step": step.number,
+            "phase": "responsive",
+            "input_size": batch.input_size,
+            "batch_size": batch.size[0],
+            "sequence_length": batch.size[1],
+            "plan": str(plan),
+            "num_recomputed": plan.num_recomputed,
+            "outcome": "oom",
+            "wait_seconds": step.wait_seconds,
+        }
+        writer.add(row)
+        return
+    row = step_row(
+        step.record,
+        step=step.number,
+        input_size=batch.input_size,
+        sequence_length=batch.size[1],
+        loss=step.loss,
+        wait_seconds=step.wait_seconds,
+    )
+    writer.add(row, block_rows(step.record, step=step.number, input_size=batch.input_size))
+
+
+def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str]:
+    """Return the run's outcome should it end here, and the sentence that says why."""
+    where = f"step {step.number} (batch of {step.batch.size[0]}, length {step.batch.size[1]})"
+    if step.least_budget_bytes is not None:
+        least = format_bytes(step.least_budget_bytes)
+        return "infeasible", f"{where} does not fit: {step.error}; the least budget is {least}"
+    text = f"{where} ran out of memory under planner {config.planner}"
+    if step.in_optimizer:
+        return "oom", f"{text} in the optimizer's step, which is never repeated: {step.error}"
+    if config.on_oom == "skip" and trainer.handle.planner.rescued:
+        return "oom", f"{text} and was skipped"
+    least_bytes = trainer.least_budget(step.batch)
+    if least_bytes is None:
+        return "oom", f"{text}: {step.error}"
+    return "oom", (
+        f"{text}; with every block recomputed this batch needs a budget of "
+        f"{format_bytes(least_bytes)} ({least_bytes} bytes)"
+    )
+
+
+def _may_go_on(config: RunConfig, step: Step) -> bool:
+    return config.on_oom == "skip" and not step.in_optimizer and step.rescued
+
+
+def _foreach(optimizer: torch.optim.Optimizer) -> bool | None:
+    """Return whether the optimizer's foreach form runs; its default depends on the device."""
+    given = optimizer.defaults.get("foreach")
+    if given is not None or "foreach" not in optimizer.defaults:
+        return given
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return bool(parameters) and all(p.device.type == "cuda" for p in parameters)

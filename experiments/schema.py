@@ -1,0 +1,168 @@
+"""The columns of a run's tables and the rows that fill them.
+
+``steps.parquet`` has a row an iteration, ``blocks.parquet`` a row a collected block and iteration.
+Bytes are integers, times float seconds; a figure that does not exist is null, never a stand-in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pyarrow as pa
+
+from mimose.records import StepRecord
+
+SCHEMA_VERSION = 1
+"""Raised whenever a column or a key of ``run.json`` changes its meaning."""
+
+RUN_OUTCOMES = ("running", "done", "oom", "infeasible", "interrupted", "failed")
+"""How a run ended. ``running`` in a run that was killed."""
+
+STEPS = pa.schema(
+    [
+        ("rank", pa.int64()),
+        ("step", pa.int64()),
+        ("phase", pa.string()),
+        ("input_size", pa.int64()),
+        ("batch_size", pa.int64()),
+        ("sequence_length", pa.int64()),
+        ("plan", pa.string()),
+        ("num_recomputed", pa.int64()),
+        ("loss", pa.float64()),
+        ("outcome", pa.string()),
+        ("step_seconds", pa.float64()),
+        ("forward_seconds", pa.float64()),
+        ("backward_seconds", pa.float64()),
+        ("optimizer_seconds", pa.float64()),
+        ("collector_seconds", pa.float64()),
+        ("estimator_seconds", pa.float64()),
+        ("scheduler_seconds", pa.float64()),
+        ("cache_hit", pa.bool_()),
+        ("predicted_peak_bytes", pa.int64()),
+        ("peak_allocated_bytes", pa.int64()),
+        ("peak_reserved_bytes", pa.int64()),
+        ("fragmentation_bytes", pa.int64()),
+        ("num_alloc_retries", pa.int64()),
+        ("num_evictions", pa.int64()),
+        ("eviction_search_seconds", pa.float64()),
+        ("recompute_seconds", pa.float64()),
+        ("swapped_bytes", pa.int64()),
+        ("wait_seconds", pa.float64()),
+    ]
+)
+
+BLOCKS = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("input_size", pa.int64()),
+        ("block", pa.int64()),
+        ("activation_bytes", pa.int64()),
+        ("output_bytes", pa.int64()),
+        ("forward_seconds", pa.float64()),
+        ("valid", pa.bool_()),
+    ]
+)
+
+Row = dict[str, Any]
+
+
+def step_row(
+    record: StepRecord | None,
+    *,
+    step: int,
+    input_size: int,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    loss: float | None = None,
+    wait_seconds: float | None = None,
+    rank: int = 0,
+) -> Row:
+    """Return a row of ``steps.parquet``.
+
+    Args:
+        record: The finished step; None if the planner refused the batch before it started, which
+            counts as out of memory. What only some runtimes know (``num_evictions``,
+            ``eviction_search_seconds``, ``recompute_seconds``, ``swapped_bytes``) is looked up in
+            ``record.extra``.
+        step: Number of the iteration, from 0.
+        input_size: Padded tokens, or pixels, of the whole mini-batch.
+        batch_size: Samples in the mini-batch; by default what the record says.
+        sequence_length: Padded length, where the task has one.
+        loss: The loss, or None if the step never got that far.
+        wait_seconds: Time spent waiting for the batch, which ``step_seconds`` leaves out.
+        rank: The process's rank.
+    """
+    if batch_size is None and record is not None:
+        batch_size = record.size[0]
+    row: Row = {
+        "rank": rank,
+        "step": step,
+        "input_size": input_size,
+        "batch_size": batch_size,
+        "sequence_length": sequence_length,
+        "loss": loss,
+        "outcome": "oom",
+        "wait_seconds": wait_seconds,
+    }
+    if record is None:
+        return row
+    row |= {name: getattr(record, name) for name in _SAME_NAME}
+    peak, reserved = record.peak_allocated_bytes, record.peak_reserved_bytes
+    extra = record.extra
+    return row | {
+        "plan": str(record.plan),
+        "num_recomputed": record.plan.num_recomputed,
+        "fragmentation_bytes": None if peak is None or reserved is None else reserved - peak,
+        "num_evictions": int(extra.get("num_evictions", 0)),
+        "eviction_search_seconds": extra.get("eviction_search_seconds"),
+        "recompute_seconds": extra.get("recompute_seconds"),
+        "swapped_bytes": int(extra.get("swapped_bytes", 0)),
+    }
+
+
+_SAME_NAME = tuple(
+    item.name
+    for item in dataclasses.fields(StepRecord)
+    if item.name in STEPS.names and item.name != "plan"
+)
+
+
+def block_rows(record: StepRecord, *, step: int, input_size: int) -> list[Row]:
+    """Return the rows of ``blocks.parquet`` for a step; none unless the collector ran in it.
+
+    ``valid`` says whether the paper's three-rule data filter keeps the sample: nothing checkpointed
+    may have been the block itself, around it or within it.
+    """
+    if record.collected is None:
+        return []
+    return [
+        {
+            "step": step,
+            "input_size": input_size,
+            "block": sample.block,
+            "activation_bytes": sample.activation_bytes,
+            "output_bytes": sample.output_bytes,
+            "forward_seconds": sample.forward_seconds,
+            "valid": not (
+                sample.checkpointed or sample.inside_checkpoint or sample.around_checkpoint
+            ),
+        }
+        for sample in record.collected.blocks
+    ]
+
+
+def to_table(rows: list[Row], schema: pa.Schema) -> pa.Table:
+    """Return ``rows`` as a table; missing keys become null.
+
+    Raises:
+        ValueError: If a row has a key that the schema lacks or a value of another type.
+    """
+    for row in rows:
+        unknown = row.keys() - set(schema.names)
+        if unknown:
+            raise ValueError(f"a row has no column called {', '.join(sorted(unknown))}")
+    try:
+        return pa.Table.from_pylist(rows, schema=schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ValueError(f"a row does not fit the table: {error}") from error

@@ -1,0 +1,185 @@
+"""Runs as plain text: aligned columns that survive a pipe, every figure with its unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from mimose.units import format_bytes, format_seconds
+from mimose_bench.experiments.reading import Run
+
+MISSING = "-"
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return rows under ``headers``, columns aligned: text to the left, figures to the right."""
+    body = [list(row) for row in rows]
+    widths = [max(len(line[i]) for line in [list(headers), *body]) for i in range(len(headers))]
+    right = [bool(body) and all(_is_figure(row[i]) for row in body) for i in range(len(headers))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(cells, widths, right, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, body)])
+
+
+def show(run: Run, num_steps: int) -> str:
+    """Return what a reader wants to know of one run, its last ``num_steps`` steps included."""
+    info, summary = run.info, run.summary
+    config = info.get("config") or {}
+    facts = [
+        ("run", str(run.directory)),
+        ("outcome", _outcome(info)),
+        ("task", " ".join(str(x) for x in (info.get("task"), config.get("scale")) if x)),
+        ("planner", run.planner),
+        ("data", _data(info.get("data"))),
+        ("device", run.device_label),
+        ("budget", size(run.budget_bytes, "none")),
+        ("steps", _counts(summary)),
+        ("peak allocated", size(summary["peak_allocated_bytes"])),
+        ("peak reserved", size(summary["peak_reserved_bytes"])),
+        ("fragmentation", size(summary["fragmentation_bytes"])),
+        ("budget use", percent(summary["budget_use"])),
+        ("step time", f"{seconds(summary['median_step_seconds'])} median"),
+        ("recomputed", f"{number(summary['mean_recomputed_blocks'], '.1f')} blocks a step"),
+        ("plans made", number(summary["num_plans_made"], "d")),
+        ("estimator", f"{seconds(summary['median_estimator_seconds'])} median"),
+        ("scheduler", f"{seconds(summary['median_scheduler_seconds'])} median"),
+        ("collector", f"{seconds(summary['total_collector_seconds'])} in all"),
+        ("final loss", number(summary["final_loss"], ".4f")),
+    ]
+    width = max(len(name) for name, _ in facts)
+    text = "\n".join(f"{name.ljust(width)}  {value}" for name, value in facts)
+    return f"{text}\n\n{steps(run, num_steps)}" if num_steps and len(run.steps) else text
+
+
+def steps(run: Run, count: int) -> str:
+    """Return the last ``count`` steps of a run."""
+    columns = ("step", "phase", "length", "recomputed", "peak allocated", "predicted", "step time")
+    rows = []
+    for row in run.steps.tail(count).to_dict("records"):
+        length = row["sequence_length"]
+        rows.append(
+            (
+                number(row["step"], "d"),
+                text_or_dash(row["phase"]),
+                number(row["input_size"] if absent(length) else length, "d"),
+                number(row["num_recomputed"], "d"),
+                size(row["peak_allocated_bytes"]),
+                size(row["predicted_peak_bytes"]),
+                seconds(row["step_seconds"]),
+                number(row["loss"], ".4f"),
+                text_or_dash(row["outcome"]),
+            )
+        )
+    return table((*columns, "loss", "outcome"), rows)
+
+
+def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of :func:`mimose_bench.experiments.comparing.compare`'s rows."""
+    headers = (
+        "planner",
+        "budget",
+        "device",
+        "time",
+        "95 % interval",
+        "without sheltered",
+        "peak allocated",
+        "peak reserved",
+        "budget use",
+        "violations",
+        "loss difference",
+        "outcome",
+    )
+    return table(
+        headers,
+        [
+            (
+                row["planner"],
+                size(row["budget_bytes"], "none"),
+                row["device_label"],
+                number(row["time_ratio"], ".3f"),
+                _interval(row["time_ratio_low"], row["time_ratio_high"]),
+                number(row["time_ratio_responsive"], ".3f"),
+                size(row["peak_allocated_bytes"]),
+                size(row["peak_reserved_bytes"]),
+                percent(row["budget_use"]),
+                number(row["num_violations"], "d"),
+                number(row["max_loss_difference"], ".2g"),
+                _ending(row),
+            )
+            for row in rows
+        ],
+    )
+
+
+def absent(value: Any) -> bool:
+    """Return whether ``value`` is None, NaN or pandas' NA."""
+    return value is None or value is pd.NA or value != value  # NaN alone differs from itself
+
+
+def size(value: Any, missing: str = MISSING) -> str:
+    """Return bytes as text."""
+    return missing if absent(value) else format_bytes(int(value))
+
+
+def seconds(value: Any) -> str:
+    """Return seconds as text."""
+    return MISSING if absent(value) else format_seconds(float(value))
+
+
+def percent(value: Any) -> str:
+    """Return a share as text."""
+    return MISSING if absent(value) else f"{100 * value:.1f} %"
+
+
+def number(value: Any, form: str) -> str:
+    """Return a number in the given format."""
+    if absent(value):
+        return MISSING
+    return format(int(value) if form == "d" else float(value), form)
+
+
+def text_or_dash(value: Any) -> str:
+    """Return ``value`` as text, a dash if it is absent."""
+    return MISSING if absent(value) else str(value)
+
+
+def _is_figure(cell: str) -> bool:
+    return cell == MISSING or cell[:1].isdigit() or cell[:1] == "-"
+
+
+def _interval(low: Any, high: Any) -> str:
+    return MISSING if absent(low) else f"{low:.3f} to {high:.3f}"
+
+
+def _outcome(info: Mapping[str, Any]) -> str:
+    if info["outcome"] == "running":
+        return "running, or killed: no end was recorded"
+    error = info.get("error")
+    return f"{info['outcome']}: {error}" if error else str(info["outcome"])
+
+
+def _counts(summary: Mapping[str, Any]) -> str:
+    return (
+        f"{summary['num_steps']}: {summary['num_ok']} ok, {summary['num_retried']} retried, "
+        f"{summary['num_oom']} out of memory; {summary['num_alloc_retries']} allocator retries"
+    )
+
+
+def _ending(row: Mapping[str, Any]) -> str:
+    if row["num_oom"] and row["outcome"] != "done":
+        return f"out of memory at step {row['num_steps'] - 1}"
+    return str(row["outcome"])
+
+
+def _data(data: Any) -> str:
+    if isinstance(data, Mapping):
+        return ", ".join(str(value) for value in data.values() if value)
+    return MISSING if data is None else str(data)

@@ -1,0 +1,306 @@
+// A model of PyTorch's CUDA caching allocator.
+//
+// It keeps books only: for a sequence of requests it decides what the caching allocator in its
+// default (native) mode would have reserved from the device, and when it would have run out of
+// memory. The rules are those of c10/cuda/CUDACachingAllocator.cpp for one stream and default
+// settings. Not thread-safe by itself.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace mimose {
+
+constexpr int64_t kMinBlock = 512;           // requests are rounded up to a multiple of this
+constexpr int64_t kSmallRequest = 1 << 20;   // up to here: small pool
+constexpr int64_t kSmallSegment = 2 << 20;   // what the small pool reserves at a time
+constexpr int64_t kLargeRequest = 10 << 20;  // below: the large pool reserves kLargeSegment
+constexpr int64_t kLargeSegment = 20 << 20;
+constexpr int64_t kLargeRound = 2 << 20;  // from kLargeRequest on: rounded up to a multiple of this
+constexpr int64_t kNoLimit = -1;
+// Recorded events: a positive number requests that many bytes, a negative one frees the allocation
+// of that number, and these two:
+constexpr int64_t kRelease = 0;
+constexpr int64_t kStepMark = std::numeric_limits<int64_t>::min();
+
+inline int64_t round_up(int64_t size, int64_t to) { return (size + to - 1) / to * to; }
+
+struct Block {
+  int64_t address;
+  int64_t size;
+  bool small;
+  bool live;
+  int64_t id;  // number of the allocation in the recorded events
+  Block* previous;
+  Block* next;
+};
+
+struct BySizeThenAddress {
+  bool operator()(const Block* a, const Block* b) const {
+    return a->size != b->size ? a->size < b->size : a->address < b->address;
+  }
+};
+
+struct Peak {
+  int64_t allocated = 0;
+  int64_t reserved = 0;
+  void raise(const Peak& other) {
+    allocated = std::max(allocated, other.allocated);
+    reserved = std::max(reserved, other.reserved);
+  }
+};
+
+// Mirrored field by field by ctypes; see mimose/devices/library.py.
+struct Stats {
+  int64_t allocated, reserved, foreign;
+  int64_t peak_allocated, peak_reserved;            // since the model was made
+  int64_t step_peak_allocated, step_peak_reserved;  // since begin_step
+  int64_t num_alloc_retries, num_ooms;
+  int64_t num_segments, largest_free_block;
+};
+
+class Model {
+ public:
+  ~Model() {
+    for (auto& [address, first] : segments_) {
+      for (Block* block = first; block != nullptr;) delete std::exchange(block, block->next);
+    }
+  }
+
+  // Returns nullptr when out of memory.
+  Block* malloc(int64_t request) {
+    if (recording_) {
+      events_.push_back(request);
+      ++num_recorded_;
+    }
+    const int64_t size = round_up(std::max(request, kMinBlock), kMinBlock);
+    const bool small = size <= kSmallRequest;
+    Block* block = best_fit(size, small);
+    if (block == nullptr && !(block = reserve(size, small))) {
+      // As in the caching allocator, the flush counts as a retry even if it freed nothing.
+      flush();
+      ++num_alloc_retries_;
+      block = reserve(size, small);
+    }
+    if (block == nullptr) {
+      ++num_ooms_;
+      return nullptr;
+    }
+    const int64_t rest = block->size - size;
+    if (small ? rest >= kMinBlock : rest > kSmallRequest) {
+      Block* tail = new Block{block->address + size, rest, small, false, 0, block, block->next};
+      if (tail->next != nullptr) tail->next->previous = tail;
+      block->next = tail;
+      block->size = size;
+      free_[small].insert(tail);
+    }
+    block->live = true;
+    block->id = num_recorded_;
+    now_.allocated += block->size;
+    since_mark_.raise(now_);
+    return block;
+  }
+
+  void free(Block* block) {
+    if (recording_) events_.push_back(-block->id);
+    now_.allocated -= block->size;
+    block->live = false;
+    // The lower block survives a merge: a segment's first block is the same one for ever.
+    Block* upper = block->next;
+    if (upper != nullptr && !upper->live) {
+      free_[upper->small].erase(upper);
+      absorb(block, upper);
+    }
+    Block* lower = block->previous;
+    if (lower != nullptr && !lower->live) {
+      free_[lower->small].erase(lower);
+      absorb(lower, block);
+      block = lower;
+    }
+    free_[block->small].insert(block);
+  }
+
+  void release() {
+    if (recording_) events_.push_back(kRelease);
+    flush();
+  }
+
+  // Bytes that came from elsewhere but count here (negative: they went).
+  void add_foreign(int64_t bytes) {
+    foreign_ += bytes;
+    now_.allocated += bytes;
+    now_.reserved += bytes;
+    since_mark_.raise(now_);
+  }
+
+  // Puts in a segment as it stood elsewhere: sizes of its blocks in order, negative for free ones.
+  // Live blocks are written to `live`.
+  void add_segment(bool small, const int64_t* sizes, int64_t count, Block** live) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; ++i) total += std::abs(sizes[i]);
+    int64_t address = next_address(total);
+    Block* last = nullptr;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t size = std::abs(sizes[i]);
+      Block* block = new Block{address, size, small, sizes[i] > 0, 0, last, nullptr};
+      if (last == nullptr) segments_.emplace(address, block);
+      if (last != nullptr) last->next = block;
+      if (block->live) {
+        now_.allocated += size;
+        *live++ = block;
+      } else {
+        free_[small].insert(block);
+      }
+      address += size;
+      last = block;
+    }
+    now_.reserved += total;
+    since_mark_.raise(now_);
+  }
+
+  void set_limit(int64_t limit) { limit_ = limit; }
+  // Where the following segments will lie, instead of above all earlier ones.
+  void add_address(int64_t address) { addresses_.push_back(address); }
+  // Whether no flush could make room for a request.
+  bool hopeless(int64_t request) const {
+    return limit_ != kNoLimit && now_.allocated + request > limit_;
+  }
+  int64_t limit() const { return limit_; }
+  int64_t allocated() const { return now_.allocated; }
+  int64_t reserved() const { return now_.reserved; }
+
+  int64_t mark() {
+    fold();
+    const int64_t peak = since_mark_.allocated;
+    since_mark_ = now_;
+    return peak;
+  }
+
+  void begin_step() {
+    if (recording_) events_.push_back(kStepMark);
+    fold();
+    since_mark_ = in_step_ = now_;
+  }
+
+  Stats stats() {
+    fold();
+    return {now_.allocated,      now_.reserved,     foreign_,
+            in_run_.allocated,   in_run_.reserved,  in_step_.allocated,
+            in_step_.reserved,   num_alloc_retries_, num_ooms_,
+            static_cast<int64_t>(segments_.size()), largest_free_block()};
+  }
+
+  int64_t largest_free_block() const {
+    int64_t largest = 0;
+    for (const auto& pool : free_) {
+      if (!pool.empty()) largest = std::max(largest, (*pool.rbegin())->size);
+    }
+    return largest;
+  }
+
+  // Starts recording. The events begin with the present state: foreign bytes, then for each segment
+  // by address its pool (1: small), its number of blocks and their sizes as add_segment takes them.
+  // Live blocks get the first numbers.
+  void record() {
+    events_.assign({foreign_});
+    num_recorded_ = 0;
+    recording_ = true;
+    for (auto& [address, first] : segments_) {
+      const size_t head = events_.size();
+      events_.insert(events_.end(), {first->small, 0});
+      for (Block* block = first; block != nullptr; block = block->next) {
+        if (block->live) block->id = ++num_recorded_;
+        events_.push_back(block->live ? block->size : -block->size);
+        ++events_[head + 1];
+      }
+    }
+    events_.push_back(kStepMark);
+  }
+
+  void stop_recording() { recording_ = false; }
+  const std::vector<int64_t>& events() const { return events_; }
+
+ private:
+  Block* best_fit(int64_t size, bool small) {
+    Block key{std::numeric_limits<int64_t>::min(), size, small, false, 0, nullptr, nullptr};
+    auto found = free_[small].lower_bound(&key);
+    if (found == free_[small].end()) return nullptr;
+    Block* block = *found;
+    free_[small].erase(found);
+    return block;
+  }
+
+  Block* reserve(int64_t size, bool small) {
+    const int64_t bytes = small                  ? kSmallSegment
+                          : size < kLargeRequest ? kLargeSegment
+                                                 : round_up(size, kLargeRound);
+    if (limit_ != kNoLimit && now_.reserved + bytes > limit_) return nullptr;
+    const int64_t address = next_address(bytes);
+    Block* block = new Block{address, bytes, small, false, 0, nullptr, nullptr};
+    segments_.emplace(address, block);
+    now_.reserved += bytes;
+    since_mark_.raise(now_);
+    return block;
+  }
+
+  void flush() {
+    for (auto& pool : free_) {
+      for (auto it = pool.begin(); it != pool.end();) {
+        Block* block = *it;
+        if (block->previous != nullptr || block->next != nullptr) {
+          ++it;
+          continue;
+        }
+        now_.reserved -= block->size;
+        segments_.erase(block->address);
+        delete block;
+        it = pool.erase(it);
+      }
+    }
+  }
+
+  static void absorb(Block* lower, Block* upper) {
+    lower->size += upper->size;
+    lower->next = upper->next;
+    if (lower->next != nullptr) lower->next->previous = lower;
+    delete upper;
+  }
+
+  int64_t next_address(int64_t bytes) {
+    int64_t address = top_;
+    if (!addresses_.empty()) {
+      address = addresses_.front();
+      addresses_.pop_front();
+    }
+    top_ = std::max(top_, round_up(address + bytes, kLargeRound));
+    return address;
+  }
+
+  void fold() {
+    in_step_.raise(since_mark_);
+    in_run_.raise(since_mark_);
+  }
+
+  std::set<Block*, BySizeThenAddress> free_[2];  // [small]
+  std::map<int64_t, Block*> segments_;           // address -> first block
+  std::deque<int64_t> addresses_;
+  int64_t top_ = kLargeRound;
+  int64_t limit_ = kNoLimit;
+  int64_t foreign_ = 0;
+  Peak now_, since_mark_, in_step_, in_run_;
+  int64_t num_alloc_retries_ = 0;
+  int64_t num_ooms_ = 0;
+  bool recording_ = false;
+  int64_t num_recorded_ = 0;
+  std::vector<int64_t> events_;
+};
+
+}  // namespace mimose

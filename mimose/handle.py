@@ -1,0 +1,461 @@
+"""`attach`: make a model train under a byte budget, and the handle that comes back.
+
+A step is: decide (the planner), carry out (the executor), learn (the planner). The harness opens
+steps itself with :meth:`Handle.begin` and closes them with :meth:`Handle.end`; in a user's own
+loop the model's forward pass opens them, and a step closes when the next one opens.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from mimose.devices import device_for
+from mimose.devices.base import Device
+from mimose.plan import Plan
+from mimose.planners import make_planner
+from mimose.planners.base import Planner
+from mimose.records import Decision, ModelInfo, Situation, Size, StepRecord
+from mimose.runtime.blocks import find_blocks
+from mimose.runtime.executor import Executor
+from mimose.runtime.recovery import Undo, add_to_message, drop_frames
+from mimose.runtime.sizes import size_of
+from mimose.units import format_bytes, parse_bytes
+
+SizeFunction = Callable[[tuple[Any, ...], Mapping[str, Any]], Size]
+
+_attached: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def attach(
+    model: torch.nn.Module,
+    budget: int | str | None,
+    planner: str | Planner = "mimose",
+    *,
+    blocks: Sequence[str] | None = None,
+    device: Device | None = None,
+    enforce: bool = False,
+    size: SizeFunction | None = None,
+    **options: Any,
+) -> Handle:
+    """Make ``model`` train within ``budget``; the training loop stays as it is.
+
+    Args:
+        model: The model, already where it will train.
+        budget: Bound on the bytes that the device's caching allocator reserves: an ``int``, text
+            such as ``"6GB"`` (GB and GiB both mean 2**30 bytes), or None for no bound.
+        planner: A planner's name (``mimose.PLANNERS`` lists them), ``package.module:Class``, or
+            a planner.
+        blocks: Patterns of the names of the modules to treat as blocks; by default they are found.
+        device: The device to measure on; by default that of the model's parameters.
+        enforce: Whether to make exceeding the budget fail. Off by default, since the limit that
+            PyTorch offers is process-wide and would hit evaluation, too.
+        size: Returns the batch's size from the forward pass's ``(args, kwargs)``; by default it is
+            read from the shapes of the usual inputs.
+        **options: Options of the planner.
+
+    Returns:
+        The handle; ``handle.detach()`` gives the model back as it was.
+
+    Raises:
+        ValueError: If the model is attached already or has no blocks, or if the budget is not one
+            or is less than the parameters take.
+    """
+    if model in _attached:
+        raise ValueError("this model is attached already: call detach() on its handle first")
+    budget_bytes = None if budget is None else parse_bytes(budget)
+    found = find_blocks(model, blocks)
+    parameters = _storage_bytes([*model.parameters(), *model.buffers()])
+    if budget_bytes is not None and parameters > budget_bytes:
+        raise ValueError(
+            f"a budget of {format_bytes(budget_bytes)} is less than the model's parameters take "
+            f"({format_bytes(parameters)}): give a larger budget or use a smaller model"
+        )
+    chosen = make_planner(planner, **options) if isinstance(planner, str) else planner
+    owned = device is None
+    if device is None:
+        device = device_for(model)
+    try:
+        if enforce:
+            device.enforce(budget_bytes)
+        return Handle(model, chosen, device, found, budget_bytes, size, owned, enforce)
+    except BaseException:
+        if owned:
+            device.close()
+        raise
+
+
+class Handle:
+    """An attached model: plans, carries out and observes one step after another.
+
+    Attributes:
+        model: The attached model.
+        planner: The planner that decides.
+        device: The device that measures.
+        budget_bytes: Bound on reserved bytes, or None.
+        last_record: The last finished step, or None.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        planner: Planner,
+        device: Device,
+        blocks: Sequence[Any],
+        budget_bytes: int | None,
+        size: SizeFunction | None,
+        owns_device: bool,
+        enforced: bool,
+    ) -> None:
+        self.model = model
+        self.planner = planner
+        self.device = device
+        self.budget_bytes = budget_bytes
+        self.last_record: StepRecord | None = None
+        config = getattr(model, "config", None)
+        encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+        self._size = size or (lambda a, k: size_of(a, k, encoder_decoder=encoder_decoder))
+        self._owns_device = owns_device
+        self._enforced = enforced
+        self._parameters = list(model.parameters())
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._optimizer_ready = False
+        self._micro_batches = 0
+        self._step: _OpenStep | None = None
+        self._undo = Undo(model, device)
+        self._executor = Executor(
+            model, device, blocks, on_forward=self._on_forward, after_forward=self._after_forward
+        )
+        self._version = -1
+        self._bind()
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._after_optimizer),
+        ]
+        _attached.add(model)
+
+    # -- steps
+
+    def begin(self, size: Size) -> None:
+        """Open a step for a mini-batch of ``size``: decide what it recomputes.
+
+        Raises:
+            Infeasible: If the planner knows that no plan fits the budget.
+        """
+        if self._step is not None:
+            self.end()
+        device = self.device
+        device.begin_step()
+        step = _OpenStep(size, device.now(), self._situation())
+        started = time.perf_counter()
+        decision = self.planner.plan(size, step.situation)
+        if decision.release_cache:
+            device.release_cache()
+        step.planning_seconds = time.perf_counter() - started
+        step.decision = decision
+        step.planned = device.now()
+        self._step = step
+        self._executor.begin(decision.plan, collect=decision.collect)
+
+    def decide(self, size: Size) -> Decision:
+        """Return what the planner would do for a mini-batch of ``size`` now, without doing it."""
+        return self.planner.plan(size, self._situation())
+
+    def end(self, *, failed: bool = False) -> StepRecord | None:
+        """Close the open step, tell the planner what it measured and return it.
+
+        Args:
+            failed: The step ran out of memory: its outcome is ``oom``, its forward and backward
+                pass is undone if the planner is one that is rescued, and nothing is learned.
+
+        Returns:
+            The step, or None if none is open.
+        """
+        step, self._step = self._step, None
+        if step is None:
+            return None
+        device = self.device
+        if step.optimized is None:
+            step.optimized = device.now()
+        last = device.mark()
+        memory = device.end_step()
+        record = step.record(device, self._executor)
+        record.peak_allocated_bytes = memory.peak_allocated
+        record.peak_reserved_bytes = memory.peak_reserved
+        record.num_alloc_retries = memory.num_alloc_retries
+        record.peak_exact = memory.exact
+        if step.backward_done is not None and last.peak_allocated is not None:
+            record.optimizer_peak_bytes = last.peak_allocated - step.situation.resident_bytes
+        if failed:
+            record.outcome = "oom"
+            if self.planner.rescued and step.backward_done is None:
+                self._undo.restore()
+            device.release_cache()
+            self.last_record = record
+            return record
+        self._bind()
+        started = time.perf_counter()
+        self.planner.observe(record)
+        observing = time.perf_counter() - started
+        record.estimator_seconds += observing
+        if record.step_seconds is not None:
+            record.step_seconds += observing
+        self.last_record = record
+        return record
+
+    def attempts(self) -> Iterator[Attempt]:
+        """Run the forward and backward pass of the open step, again if it runs out of memory.
+
+        ``for attempt in handle.attempts(): with attempt: loss = ...; loss.backward()``. An attempt
+        that runs out of memory is undone (no gradient of it stays; the random state and the
+        module's buffers come back) and run once more with every block recomputed, unless the
+        planner is one that is never rescued. What escapes is PyTorch's own error.
+        """
+        if not self.planner.rescued:
+            yield Attempt(self, last=True)
+            return
+        step = self._open_step()
+        self._undo.save(grads_resident=step.situation.grads_resident)
+        first = Attempt(self, last=self._micro_batches > 0)
+        yield first
+        if not first.failed:
+            return
+        self._undo.restore()
+        self.device.release_cache()
+        step.retried = True
+        self._executor.begin(Plan.recompute_each(len(self._executor.block_names)))
+        yield Attempt(self, last=True)
+
+    def detach(self) -> None:
+        """Give the model back as it was; lift the limit if this handle set it."""
+        if self.model not in _attached:
+            return
+        self._step = None
+        for hook in self._hooks:
+            hook.remove()
+        self._executor.detach()
+        _attached.discard(self.model)
+        if self._enforced:
+            self.device.enforce(None)
+        if self._owns_device:
+            self.device.close()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        budget = "no budget" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        name = type(self.model).__name__
+        blocks = len(self._executor.block_names)
+        return f"<mimose {self.planner.name} on {name}: {blocks} blocks, {budget}>"
+
+    @property
+    def block_names(self) -> tuple[str, ...]:
+        """The model's blocks, in the order of its forward pass."""
+        return self._executor.block_names
+
+    @property
+    def in_optimizer(self) -> bool:
+        """Whether the open step has reached the optimizer, after which it cannot be undone."""
+        return self._step is not None and self._step.backward_done is not None
+
+    def rebind(self) -> None:
+        """Tell the planner the facts about the model again, for one that was just put in."""
+        self._version = -1
+        self._bind()
+
+    # -- what the steps are made of
+
+    def _open_step(self) -> _OpenStep:
+        if self._step is None:
+            raise RuntimeError("no step is open: call begin(size) first")
+        return self._step
+
+    def _situation(self) -> Situation:
+        parameters = self._parameters
+        trainable = [p for p in parameters if p.requires_grad]
+        kind = self.device.torch_device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        dtype = parameters[0].dtype if parameters else None
+        return Situation(
+            resident_bytes=self.device.allocated_bytes(),
+            grads_resident=bool(trainable) and all(p.grad is not None for p in trainable),
+            optimizer_ready=self._optimizer_ready,
+            signature=f"{dtype}, autocast {autocast}, {len(trainable)} trainable",
+            reserved_bytes=self.device.reserved_bytes(),
+        )
+
+    def _bind(self) -> None:
+        executor = self._executor
+        if executor.version == self._version:
+            return
+        self._version = executor.version
+        grads, others = _grad_bytes(self.model, executor.block_modules)
+        self.planner.bind(
+            ModelInfo(
+                block_names=executor.block_names,
+                exact=executor.exact,
+                cuts=executor.cuts,
+                free=executor.free,
+                keep_only=executor.keep_only,
+                budget_bytes=self.budget_bytes,
+                grad_bytes=grads,
+                other_grad_bytes=others,
+                device_label=self.device.label,
+            )
+        )
+
+    # -- hooks
+
+    def _on_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.begin(self._size(args, kwargs))
+
+    def _after_forward(self) -> None:
+        step = self._step
+        if step is not None and step.forwarded is None:
+            step.forwarded = self.device.now()
+            step.carried_out = self._executor.effective_plan
+            self._micro_batches += 1
+
+    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
+        known = self._optimizers.get(optimizer)
+        if known is None:
+            ours = {id(p) for p in self._parameters}
+            known = any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
+            self._optimizers[optimizer] = known
+        return known
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        step = self._step
+        if step is not None and step.backward_done is None and self._owns(optimizer):
+            step.backward_done = self.device.now()
+            self.device.mark()
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._owns(optimizer):
+            return
+        self._optimizer_ready = True
+        self._micro_batches = 0
+        if self._step is not None:
+            self._step.optimized = self.device.now()
+
+
+class Attempt:
+    """One try at a step's forward and backward pass; see :meth:`Handle.attempts`."""
+
+    def __init__(self, handle: Handle, *, last: bool) -> None:
+        self._handle = handle
+        self._last = last
+        self.failed = False
+
+    def __enter__(self) -> None:
+        step = self._handle._open_step()
+        step.forwarded = step.carried_out = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, torch.OutOfMemoryError):
+            return False
+        self.failed = True
+        device = self._handle.device
+        if self._last:
+            plan = self._handle._open_step().plan
+            add_to_message(
+                error,
+                [
+                    f"Allocated {format_bytes(device.allocated_bytes())},",
+                    f"reserved {format_bytes(device.reserved_bytes())},",
+                    f"largest free block {format_bytes(device.largest_free_block_bytes())};",
+                    f"plan: {plan}.",
+                ],
+            )
+            return False
+        drop_frames(error)
+        return True
+
+
+class _OpenStep:
+    """A step between ``begin`` and ``end``: its decision and its time stamps."""
+
+    def __init__(self, size: Size, started: Any, situation: Situation) -> None:
+        self.size = size
+        self.situation = situation
+        self.decision: Any = None
+        self.planning_seconds = 0.0
+        self.retried = False
+        self.started = started
+        self.planned: Any = None
+        self.forwarded: Any = None
+        self.carried_out: Plan | None = None
+        self.backward_done: Any = None
+        self.optimized: Any = None
+
+    @property
+    def plan(self) -> Plan:
+        """What the step carries out, as far as its forward pass has shown."""
+        return self.carried_out or self.decision.plan
+
+    def record(self, device: Device, executor: Executor) -> StepRecord:
+        """Return the step as a record, without its memory figures."""
+        decision = self.decision
+        collected = executor.collected() if decision.collect and not self.retried else None
+        collecting = 0.0 if collected is None else collected.collector_seconds
+        between = device.seconds_between
+        forwarded = self.forwarded if self.forwarded is not None else self.planned
+        backward_done = self.backward_done if self.backward_done is not None else self.optimized
+        known = decision.estimator_seconds + decision.scheduler_seconds
+        return StepRecord(
+            size=self.size,
+            plan=self.plan,
+            phase=decision.phase,
+            situation=self.situation,
+            outcome="retried" if self.retried else "ok",
+            predicted_peak_bytes=decision.predicted_peak_bytes,
+            cache_hit=decision.cache_hit,
+            collected=collected,
+            step_seconds=between(self.started, self.optimized),
+            forward_seconds=max(0.0, between(self.planned, forwarded) - collecting),
+            backward_seconds=between(forwarded, backward_done),
+            optimizer_seconds=between(backward_done, self.optimized),
+            collector_seconds=collecting,
+            estimator_seconds=decision.estimator_seconds,
+            # Whatever the planner did not attribute itself: looking the plan up, releasing cache.
+            scheduler_seconds=decision.scheduler_seconds + max(0.0, self.planning_seconds - known),
+        )
+
+
+def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def _grad_bytes(
+    model: torch.nn.Module, block_modules: Sequence[torch.nn.Module]
+) -> tuple[tuple[int, ...], int]:
+    """Return the gradient bytes of each block (a parameter counts where first used) and the rest."""
+    seen: set[int] = set()
+    grads = []
+    for module in block_modules:
+        own = [p for p in module.parameters() if p.requires_grad and id(p) not in seen]
+        seen.update(id(p) for p in own)
+        grads.append(sum(p.numel() * p.element_size() for p in own))
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in seen]
+    return tuple(grads), sum(p.numel() * p.element_size() for p in rest)

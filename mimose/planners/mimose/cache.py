@@ -1,0 +1,79 @@
+"""The plan cache: one plan for all sizes that round up to the same one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mimose.plan import Plan
+from mimose.records import Situation, Size
+
+
+def round_up(size: Size, step: int) -> Size:
+    """Return ``size`` with its lengths rounded up to multiples of ``step``; the batch stays."""
+    return (size[0], *(-(-x // step) * step for x in size[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A cached plan, what it was made for and what it is predicted to need.
+
+    Attributes:
+        plan: The plan.
+        size: The rounded-up size that it was made for.
+        resident_bytes: Resident bytes that it was made for, at most.
+        grads_resident: Gradient state that it was made for.
+        optimizer_ready: Optimizer state that it was made for.
+        needed_bytes: Resident bytes, the step's and the margin, when it was made.
+        step_bytes: Predicted peak above the resident bytes at ``size``.
+        least_step_bytes: The same at the other end of the sizes that round up to ``size``.
+    """
+
+    plan: Plan
+    size: Size
+    resident_bytes: int
+    grads_resident: bool
+    optimizer_ready: bool
+    needed_bytes: int
+    step_bytes: int
+    least_step_bytes: int
+
+    def holds(
+        self, situation: Situation, margin: int, inflation: float, budget: int, slack: int
+    ) -> bool:
+        """Whether the entry is good for a step.
+
+        Its state must be the one that it was made for and its resident bytes no larger; it must
+        still fit, margin and inflation as they are now; and it must not be far too careful by now.
+
+        Args:
+            situation: The state at the start of the step.
+            margin: The margin now.
+            inflation: Share by which predictions are raised now.
+            budget: The budget.
+            slack: How much less may be needed now before a new plan is worth its while.
+        """
+        if (
+            situation.resident_bytes > self.resident_bytes
+            or situation.grads_resident != self.grads_resident
+            or situation.optimizer_ready != self.optimizer_ready
+        ):
+            return False
+        needed = self.needed(margin, inflation)
+        if needed > budget and needed > self.needed_bytes:
+            return False
+        return not self.plan.regions or needed + slack >= self.needed_bytes
+
+    def needed(self, margin: int, inflation: float) -> int:
+        """Return the bytes that the entry needs with this margin and inflation."""
+        return self.resident_bytes + int(self.step_bytes * (1.0 + inflation)) + margin
+
+    def step_bytes_at(self, size: Size, step: int) -> int:
+        """Return the predicted peak above the resident bytes at one of the entry's sizes.
+
+        A straight line between the entry's two ends: off by a quadratic's bend over ``step``.
+        """
+        if step == 1 or size == self.size:
+            return self.step_bytes
+        below = sum(u - x for u, x in zip(self.size[1:], size[1:]))
+        share = below / ((step - 1) * (len(size) - 1))
+        return self.step_bytes - int((self.step_bytes - self.least_step_bytes) * share)

@@ -1,0 +1,189 @@
+"""The shuttling collector's data: which samples are valid, and where they are kept.
+
+Measuring itself belongs to the executor. What it saw of one sheltered step becomes one row of
+numbers here, brought to the convention of :class:`mimose.costs.Profile` (every block recomputed on
+its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mimose.plan import Plan
+from mimose.records import BlockSample, Collected, Size
+
+Row = NDArray[np.float64]
+
+PER_BLOCK = ("activation", "output", "level", "kept_peak", "checkpoint_peak", "backward_peak")
+"""Columns of a row, a run of one entry a block for each; ``OUTSIDE`` follows."""
+OUTSIDE = ("first_peak", "head_peak", "tail_peak")
+
+_CAPACITY = 128
+
+
+def valid(sample: BlockSample) -> bool:
+    """Whether a sample says what its block costs: the paper's data filter (section IV-B).
+
+    1. A block that itself ran checkpointed is dropped: its activations were not there to measure.
+    2. A block whose parent or child ran checkpointed is dropped for the same reason.
+    3. Everything else is valid.
+    """
+    return not (sample.checkpointed or sample.inside_checkpoint or sample.around_checkpoint)
+
+
+def to_row(collected: Collected, plan: Plan, num_blocks: int) -> tuple[Row, Row] | None:
+    """Return one step's bytes and forward times, or None if no block's sample is valid.
+
+    Blocks that ``plan`` kept (they must not run twice, or save nothing) are counted out of later
+    levels, since a profile's levels hold no activations. A block without a sample (layer drop
+    skipped it, or the filter dropped it) is filled in from its neighbour: a plan must hold for the
+    step in which it runs.
+
+    Args:
+        collected: What the collector saw.
+        plan: The plan that was carried out meanwhile.
+        num_blocks: The model's number of blocks.
+
+    Returns:
+        Bytes (``len(PER_BLOCK) * num_blocks + len(OUTSIDE)`` of them, in that order) and seconds
+        (one a block; NaN where the block was not called).
+    """
+    seen = {s.block: s for s in collected.blocks if valid(s) and 0 <= s.block < num_blocks}
+    if not seen:
+        return None
+    called = {s.block for s in collected.blocks}
+    recomputed = plan.recomputed
+    rows: list[tuple[int, ...]] = []
+    seconds: list[float] = []
+    kept = 0  # Activations that this step kept and a profile's step would not.
+    absent = 0  # Outputs of blocks that this step did not have.
+    shift = 0
+    for block in range(num_blocks):
+        sample = seen.get(block)
+        shift = absent - kept
+        if sample is None:
+            near = seen[min(seen, key=lambda b: (abs(b - block), b))]
+            # The neighbour's own level, moved by the blocks in between.
+            level = near.level_bytes + shift
+            if rows and near.block < block:
+                level = rows[-1][2] + rows[-1][1]
+            moved = level - near.level_bytes
+            filled = replace(
+                near,
+                level_bytes=level,
+                backward_peak_bytes=None
+                if near.backward_peak_bytes is None
+                else near.backward_peak_bytes + moved,
+            )
+            rows.append(_columns(filled, 0))
+            seconds.append(float("nan"))
+            if block not in called:
+                absent += near.output_bytes
+            continue
+        rows.append(_columns(sample, shift))
+        seconds.append(sample.forward_seconds)
+        if block not in recomputed:
+            kept += sample.activation_bytes
+    shift = absent - kept
+    outside = (
+        collected.first_peak_bytes,
+        collected.head_peak_bytes + shift,
+        collected.tail_peak_bytes,
+    )
+    by_column = np.array(rows, dtype=np.float64).T.ravel()
+    return np.concatenate([by_column, np.array(outside, np.float64)]), np.array(seconds)
+
+
+def _columns(sample: BlockSample, shift: int) -> tuple[int, ...]:
+    backward = sample.backward_peak_bytes
+    return (
+        sample.activation_bytes,
+        sample.output_bytes,
+        sample.level_bytes + shift,
+        sample.kept_peak_bytes,
+        sample.checkpoint_peak_bytes,
+        # Without a gradient there is no backward, which costs no more than being there.
+        (sample.level_bytes if backward is None else backward) + shift,
+    )
+
+
+@dataclass(slots=True)
+class Sample:
+    """What is known of one size in one gradient state.
+
+    Attributes:
+        size: The size.
+        grads_resident: Whether gradients were allocated already when the step began.
+        bytes: A row as :func:`to_row` returns it.
+        seconds: Forward time of each block, NaN where unknown.
+    """
+
+    size: Size
+    grads_resident: bool
+    bytes: Row
+    seconds: Row
+
+
+class SampleStore:
+    """Samples by size and gradient state.
+
+    A size seen again keeps the larger bytes (a mixture of experts routes differently each time)
+    and the shorter times (the least disturbed ones).
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[Size, bool], Sample] = {}
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self._samples.values())
+
+    def add(self, sample: Sample) -> bool:
+        """Take a sample; return whether the store says anything new about bytes."""
+        key = (sample.size, sample.grads_resident)
+        known = self._samples.get(key)
+        if known is None:
+            if len(self._samples) >= _CAPACITY:
+                del self._samples[next(iter(self._samples))]
+            self._samples[key] = sample
+            return True
+        larger = np.maximum(known.bytes, sample.bytes)
+        news = bool((larger != known.bytes).any())
+        known.bytes = larger
+        known.seconds = np.fmin(known.seconds, sample.seconds)
+        return news
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the samples as plain data."""
+        return [
+            {
+                "size": list(s.size),
+                "grads_resident": s.grads_resident,
+                "bytes": [int(b) for b in s.bytes.tolist()],
+                "seconds": [None if t != t else t for t in s.seconds.tolist()],
+            }
+            for s in self._samples.values()
+        ]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> SampleStore:
+        """Return the store that :meth:`to_json` wrote."""
+        store = cls()
+        for item in data:
+            seconds = [float("nan") if t is None else float(t) for t in item["seconds"]]
+            store.add(
+                Sample(
+                    tuple(int(x) for x in item["size"]),
+                    bool(item["grads_resident"]),
+                    np.array(item["bytes"], np.float64),
+                    np.array(seconds, np.float64),
+                )
+            )
+        return store

@@ -1,0 +1,158 @@
+"""What sheltered execution taught about one model in one configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mimose.costs import grown_gradients
+from mimose.planners.mimose.authors import WholeModel
+from mimose.planners.mimose.cache import Entry
+from mimose.planners.mimose.collector import PER_BLOCK, Row, Sample, SampleStore, to_row
+from mimose.planners.mimose.estimator import Estimator
+from mimose.records import ModelInfo, Size, StepRecord
+
+_ENOUGH_SHAPES = 3
+_UNKNOWN_STATES_PER_GRADIENT = 2  # Adam's two moments.
+
+
+class Knowledge:
+    """Samples, the estimators fitted to them, and the plans made with those.
+
+    Levels of steps in different gradient states differ by the gradients grown meanwhile. Samples
+    of the state that is asked for are used alone where they show enough sizes, and are exact then;
+    others are converted so that the error is on the safe side.
+
+    Attributes:
+        block_names: The model's blocks, which tell a different model.
+        iterations: Sheltered iterations that gave a sample.
+        attempts: Sheltered iterations that were run.
+        plans: Cached plans by rounded-up size.
+        whole_model: The authors' whole-model samples.
+    """
+
+    def __init__(self, block_names: tuple[str, ...]) -> None:
+        self.block_names = block_names
+        self.iterations = 0
+        self.attempts = 0
+        self.plans: dict[Size, Entry] = {}
+        self.whole_model = WholeModel()
+        self._store = SampleStore()
+        self._optimizer_peak = 0
+        self._first_optimizer_peak: int | None = None
+        self._estimators: dict[bool, Estimator] = {}
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether anything was learned yet."""
+        return len(self._store) > 0
+
+    def learn(self, record: StepRecord, info: ModelInfo) -> None:
+        """Take what a finished step shows: its samples, if collected, and its optimizer step."""
+        self._learn_optimizer(record, info)
+        if record.phase == "sheltered":
+            self.attempts += 1
+        if record.collected is None:
+            return
+        row = to_row(record.collected, record.plan, len(self.block_names))
+        if row is None:
+            return
+        levels, seconds = row
+        if self.iterations == 0:
+            # The first iteration's times are warm-up.
+            seconds = np.full_like(seconds, np.nan)
+        self.whole_model.add(record)
+        self.iterations += 1
+        if self._store.add(Sample(record.size, record.situation.grads_resident, levels, seconds)):
+            self.forget_fits()
+
+    def _learn_optimizer(self, record: StepRecord, info: ModelInfo) -> None:
+        peak = record.optimizer_peak_bytes
+        if peak is None or record.outcome != "ok":
+            return
+        if not record.situation.grads_resident:
+            peak -= grown_gradients(info, len(self.block_names))[0]
+        if not record.situation.optimizer_ready:
+            self._first_optimizer_peak = max(peak, self._first_optimizer_peak or 0)
+        elif peak > self._optimizer_peak:
+            self._optimizer_peak = peak
+            self.forget_fits()
+
+    def forget_fits(self) -> None:
+        """Drop what was derived from the samples."""
+        self._estimators.clear()
+        self.plans.clear()
+
+    def estimator(self, grads_resident: bool, info: ModelInfo) -> Estimator:
+        """Return the estimator for steps that begin in this gradient state."""
+        found = self._estimators.get(grads_resident)
+        if found is None:
+            grown = grown_gradients(info, len(self.block_names))
+            state = self._optimizer_state(grown[0])
+            samples = self._samples(grads_resident, grown)
+            found = Estimator(samples, len(self.block_names), self._optimizer_peak, state)
+            self._estimators[grads_resident] = found
+        return found
+
+    def _optimizer_state(self, gradients: int) -> int:
+        if self._first_optimizer_peak is None:
+            return _UNKNOWN_STATES_PER_GRADIENT * gradients
+        return max(0, self._first_optimizer_peak - self._optimizer_peak)
+
+    def _samples(self, grads_resident: bool, grown: tuple[int, ...]) -> list[Sample]:
+        """Return samples as of a step with resident gradients, for use in the given state."""
+        all_samples = list(self._store)
+        same = [s for s in all_samples if s.grads_resident == grads_resident]
+        shapes = len({s.size[1:] for s in all_samples})
+        if same and len({s.size[1:] for s in same}) >= min(_ENOUGH_SHAPES, shapes):
+            all_samples = same
+        # The peak model adds at most `grown` where gradients are not resident. Taking just that
+        # off is exact for the same state; for the other one as little as possible is taken off.
+        off = self._off(grown, most=not grads_resident)
+        return [
+            s
+            if s.grads_resident
+            else Sample(s.size, True, np.maximum(s.bytes - off, 0.0), s.seconds)
+            for s in all_samples
+        ]
+
+    def _off(self, grown: tuple[int, ...], *, most: bool) -> Row:
+        count = len(self.block_names)
+        off = np.zeros(len(PER_BLOCK) * count + 3)
+        others = grown[-1]
+        blocks = off[(len(PER_BLOCK) - 1) * count : len(PER_BLOCK) * count]
+        if most:
+            blocks[:] = grown[:-1]
+            off[-2:] = others, grown[0]
+        else:
+            # Of a block's own gradients none, of those outside the blocks none.
+            blocks[:] = np.array(grown[1:]) - others
+            off[-1] = grown[0] - others
+        return off
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was learned, as plain data."""
+        return {
+            "block_names": list(self.block_names),
+            "iterations": self.iterations,
+            "attempts": self.attempts,
+            "optimizer_peak": self._optimizer_peak,
+            "first_optimizer_peak": self._first_optimizer_peak,
+            "samples": self._store.to_json(),
+            "whole_model": [list(s) for s in self.whole_model.samples],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Knowledge:
+        """Return the knowledge that :meth:`to_json` wrote."""
+        self = cls(tuple(data["block_names"]))
+        self.iterations = int(data["iterations"])
+        self.attempts = int(data["attempts"])
+        self._optimizer_peak = int(data["optimizer_peak"])
+        first = data["first_optimizer_peak"]
+        self._first_optimizer_peak = None if first is None else int(first)
+        self._store = SampleStore.from_json(data["samples"])
+        self.whole_model.samples = [(int(x), int(y)) for x, y in data["whole_model"]]
+        return self

@@ -1,0 +1,372 @@
+"""Mimose: measure in a few sheltered iterations, then plan each iteration from its size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from mimose.costs import Profile, predict_peak
+from mimose.plan import Plan
+from mimose.planners.full import recomputable, recompute_all
+from mimose.planners.mimose import authors
+from mimose.planners.mimose.cache import Entry, round_up
+from mimose.planners.mimose.drift import Drift
+from mimose.planners.mimose.knowledge import Knowledge
+from mimose.planners.mimose.reserve import Reserve
+from mimose.planners.mimose.scheduler import check_feasible, schedule
+from mimose.planners.options import byte_count, whole_number
+from mimose.records import Decision, ModelInfo, Situation, Size, StepRecord
+
+VARIANTS = ("printed", "authors")
+MOST_SHELTERED = 30
+"""Sheltered execution ends after so many iterations whatever they showed."""
+
+_AUTHORS_MARGIN_SHARE = 0.1
+# Plans are made for a little more than what is resident now, so that the next batch's few more
+# bytes do not call for a new one; and are made anew once they are this much too careful.
+_RESIDENT_SHARE = 512
+_CAREFUL_SHARE = 20
+# A quadratic is trusted to refuse a step up to this many times beyond what it was fitted to.
+_REACH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """What was predicted for the step under way, before inflation, above its resident bytes."""
+
+    plan: Plan
+    step_bytes: int
+    exact_size: bool
+
+
+class Mimose:
+    """Input-aware checkpointing (Xu et al., IPDPS 2023).
+
+    The first iterations are *sheltered*: every block is recomputed and the collector measures.
+    From then on each iteration is *responsive*: the estimator predicts it from its size, and the
+    scheduler recomputes only what does not fit. A size beyond those seen, or a prediction that
+    missed, calls for one more sheltered iteration.
+
+    Without a budget there is nothing to plan for: everything is kept.
+
+    Args:
+        sheltered: Number of sheltered iterations, 1 to 30. It does not depend on how many
+            different sizes they show.
+        margin: Bytes left for fragmentation between the predicted peak and the budget. By default
+            it is learned, see :attr:`margin_bytes`. The authors set 0.5 to 1 GiB by hand for each
+            task; for their variant the default is 10 % of the budget, since a planner knows no
+            task.
+        cache_step: Lengths are rounded up to multiples of this, and a plan serves all sizes that
+            round up to the same one. Batches are never rounded.
+        variant: ``printed``, Algorithm 1 with the peak model, or ``authors``, what their released
+            code does.
+
+    Raises:
+        ValueError: If an option is not one of these.
+    """
+
+    name: ClassVar[str] = "mimose"
+    rescued: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        sheltered: int | str = 10,
+        margin: int | str | None = None,
+        cache_step: int | str = 5,
+        variant: str = "printed",
+    ) -> None:
+        if variant not in VARIANTS:
+            raise ValueError(f"variant must be {' or '.join(VARIANTS)}, not {variant!r}")
+        self.variant = variant
+        self._sheltered = whole_number("sheltered", sheltered, 1, MOST_SHELTERED)
+        self._cache_step = whole_number("cache_step", cache_step, 1)
+        self._fixed_margin = None if margin is None else byte_count("margin", margin)
+        self._info: ModelInfo | None = None
+        self._candidates: list[int] = []
+        self._known: dict[str, Knowledge] = {}
+        self._reserve: Reserve | None = None
+        self._reserve_state: Mapping[str, Any] | None = None
+        self._drift = Drift()
+        self._pending: _Pending | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's facts.
+
+        Raises:
+            RuntimeError: If :meth:`bind` has not been called yet.
+        """
+        if self._info is None:
+            raise RuntimeError("a planner must be bound to a model before it plans: call bind()")
+        return self._info
+
+    @property
+    def margin_bytes(self) -> int | None:
+        """Bytes left between the predicted peak and the budget; None without a budget.
+
+        Unless given, it is the largest of (peak reserved - predicted peak allocated) over the last
+        50 steps that tell something about it; see :mod:`mimose.planners.mimose.reserve`.
+        """
+        return None if self._reserve is None else self._reserve.margin_bytes
+
+    # -- the planner's interface
+
+    def bind(self, info: ModelInfo) -> None:
+        """Take the facts about the model; plans made for other facts are dropped."""
+        previous, self._info = self._info, info
+        self._candidates = recomputable(info)
+        if previous is None or previous.budget_bytes != info.budget_bytes:
+            self._reserve = None if info.budget_bytes is None else self._new_reserve(info)
+        for known in self._known.values():
+            known.forget_fits()
+
+    def plan(self, size: Size, situation: Situation) -> Decision:
+        """Return what to recompute in a step of this size.
+
+        Raises:
+            Infeasible: If the step does not fit even with every block recomputed.
+        """
+        started = time.perf_counter()
+        info, reserve = self.info, self._reserve
+        self._pending = None
+        if reserve is None:
+            return Decision(Plan.keep_all(info.num_blocks))
+        known = self._known.get(situation.signature)
+        if known is None or not known.has_samples or known.block_names != info.block_names:
+            return Decision(recompute_all(info), "sheltered", collect=True)
+        if not self._learned(known):
+            return self._shelter(size, situation, known, reserve, started)
+        if self.variant == "authors":
+            return self._authors(size, situation, known, reserve, started)
+        if self._drift.due:
+            return self._shelter(size, situation, known, reserve, started)
+        return self._respond(size, situation, known, reserve, started)
+
+    def observe(self, record: StepRecord) -> None:
+        """Learn from a finished step."""
+        reserve, pending = self._reserve, self._pending
+        self._pending = None
+        if reserve is None:
+            return
+        info = self.info
+        signature = record.situation.signature
+        known = self._known.get(signature)
+        if known is None or (known.block_names != info.block_names and info.exact):
+            known = self._known[signature] = Knowledge(info.block_names)
+        if known.block_names == info.block_names:
+            known.learn(record, info)
+        reserve.observe(record)
+        if record.phase == "sheltered":
+            self._drift.sheltered()
+        elif (
+            pending is not None
+            and self.variant == "printed"
+            and record.outcome == "ok"
+            and record.peak_exact
+            and record.peak_allocated_bytes is not None
+            and record.plan == pending.plan
+        ):
+            resident = record.situation.resident_bytes
+            measured = record.peak_allocated_bytes - resident
+            self._drift.observe(
+                pending.step_bytes, measured, resident, exact_size=pending.exact_size
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned, as plain data: a planner that loads it needs no measuring."""
+        return {
+            "version": 1,
+            "known": {signature: k.to_json() for signature, k in self._known.items()},
+            "reserve": None if self._reserve is None else self._reserve.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: If ``state`` is not that, or belongs to a model with other blocks.
+        """
+        try:
+            known = {str(s): Knowledge.from_json(k) for s, k in state["known"].items()}
+            reserve = state["reserve"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError("this is not the state of a mimose planner") from error
+        if self._info is not None and self._info.exact:
+            strangers = [k for k in known.values() if k.block_names != self._info.block_names]
+            if strangers:
+                raise ValueError(
+                    f"this state belongs to a model of {len(strangers[0].block_names)} blocks that "
+                    f"start with {strangers[0].block_names[0]!r}, not to this one: load the state "
+                    "that was saved with this model"
+                )
+        self._known = known
+        self._reserve_state = reserve
+        if self._reserve is not None and reserve is not None:
+            self._reserve.load_state_dict(reserve)
+
+    # -- how a step is decided
+
+    def _new_reserve(self, info: ModelInfo) -> Reserve:
+        budget = info.budget_bytes or 0
+        fixed = self._fixed_margin
+        if fixed is None and self.variant == "authors":
+            fixed = int(_AUTHORS_MARGIN_SHARE * budget)
+        reserve = Reserve(budget, fixed)
+        if self._reserve_state is not None:
+            reserve.load_state_dict(self._reserve_state)
+        return reserve
+
+    def _learned(self, known: Knowledge) -> bool:
+        return known.iterations >= self._sheltered or known.attempts >= MOST_SHELTERED
+
+    def _shelter(
+        self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
+    ) -> Decision:
+        """Recompute every block and measure, having checked that this fits as far as one knows."""
+        info = self.info
+        estimator = known.estimator(situation.grads_resident, info)
+        profile = estimator.predict(estimator.clip(size))
+        predicted = time.perf_counter()
+        plan = recompute_all(info)
+        step_bytes = self._step_bytes(profile, plan, situation)
+        # The collector runs each block's forward once with its activations kept.
+        step_bytes = max(step_bytes, max(map(sum, zip(profile.level, profile.kept_peak))))
+        peak = situation.resident_bytes + self._inflated(step_bytes)
+        shapes_seen = estimator.num_shapes > 2 or estimator.covers(size)
+        greatest = estimator.fitted_range[1]
+        if shapes_seen and all(x <= _REACH * g for x, g in zip(size, greatest)):
+            check_feasible(size, peak, reserve.margin_bytes, reserve.budget_bytes)
+        decision = Decision(plan, "sheltered", collect=True)
+        return self._decide(decision, size, peak, situation, reserve, started, predicted)
+
+    def _respond(
+        self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
+    ) -> Decision:
+        estimator = known.estimator(situation.grads_resident, self.info)
+        if not estimator.covers(size, self._cache_step - 1):
+            return self._shelter(size, situation, known, reserve, started)
+        key = round_up(size, self._cache_step)
+        entry = known.plans.get(key)
+        predicted = None
+        hit = entry is not None and entry.holds(
+            situation,
+            reserve.margin_bytes,
+            self._drift.inflation,
+            reserve.budget_bytes,
+            reserve.budget_bytes // _CAREFUL_SHARE,
+        )
+        below = size[1:] != estimator.clip(size)[1:]
+        if entry is None or not hit:
+            top = estimator.clip(key)
+            low = (size[0], *(x - self._cache_step + 1 for x in key[1:]))
+            profile = estimator.predict(top)
+            # Both ends of the straight line in between; below the range there is none.
+            low_profile = estimator.predict(low) if top == key else profile
+            predicted = time.perf_counter()
+            entry = self._make_entry(key, profile, low_profile, situation, reserve)
+            known.plans[key] = entry
+        if below and entry.plan.regions:
+            # Planned as for the smallest size seen, it would recompute: worth a sample.
+            return self._shelter(size, situation, known, reserve, started)
+        step_bytes = entry.step_bytes_at(size, self._cache_step)
+        self._pending = _Pending(entry.plan, step_bytes, exact_size=not below)
+        peak = situation.resident_bytes + self._inflated(step_bytes)
+        # Only a plan that recomputes all it can may exceed the budget; the rounded-up size's peak
+        # is no reason to refuse this one.
+        check_feasible(size, peak, reserve.margin_bytes, reserve.budget_bytes)
+        decision = Decision(entry.plan, "responsive", cache_hit=hit)
+        return self._decide(decision, size, peak, situation, reserve, started, predicted)
+
+    def _make_entry(
+        self,
+        key: Size,
+        profile: Profile,
+        low_profile: Profile,
+        situation: Situation,
+        reserve: Reserve,
+    ) -> Entry:
+        """Plan for the rounded-up size, and predict both ends of what rounds up to it."""
+        budget, margin = reserve.budget_bytes, reserve.margin_bytes
+        resident = situation.resident_bytes
+        unit = budget // _RESIDENT_SHARE + 1
+        roomy = replace(situation, resident_bytes=-(-resident // unit) * unit)
+        # Inflation raises the step's bytes; the scheduler's bound is lowered to match.
+        inflation = self._drift.inflation
+        allowed = roomy.resident_bytes + int(
+            (budget - margin - roomy.resident_bytes) / (1.0 + inflation)
+        )
+        plan, peak = schedule(profile, self.info, roomy, allowed, self._candidates)
+        step_bytes = peak.bytes - roomy.resident_bytes
+        return Entry(
+            plan=plan,
+            size=key,
+            resident_bytes=roomy.resident_bytes,
+            grads_resident=situation.grads_resident,
+            optimizer_ready=situation.optimizer_ready,
+            needed_bytes=roomy.resident_bytes + self._inflated(step_bytes) + margin,
+            step_bytes=step_bytes,
+            least_step_bytes=self._step_bytes(low_profile, plan, situation),
+        )
+
+    def _authors(
+        self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
+    ) -> Decision:
+        """Decide as the released code does: plans are cached by size alone and never revised."""
+        key = round_up(size, self._cache_step)
+        entry = known.plans.get(key)
+        hit = entry is not None
+        predicted = None
+        if entry is None:
+            estimator = known.estimator(situation.grads_resident, self.info)
+            activation = estimator.predict(key).activation
+            whole = known.whole_model.predict(key[1])
+            predicted = time.perf_counter()
+            resident = situation.resident_bytes
+            allowed = reserve.budget_bytes - reserve.margin_bytes - resident
+            plan, step_bytes = authors.schedule(whole, activation, allowed, self._candidates)
+            ready = situation.optimizer_ready
+            needed = resident + step_bytes + reserve.margin_bytes
+            entry = Entry(
+                plan, key, resident, situation.grads_resident, ready, needed, step_bytes, step_bytes
+            )
+            known.plans[key] = entry
+        peak = situation.resident_bytes + entry.step_bytes
+        decision = Decision(entry.plan, "responsive", cache_hit=hit)
+        return self._decide(decision, size, peak, situation, reserve, started, predicted)
+
+    def _decide(
+        self,
+        decision: Decision,
+        size: Size,
+        peak: int,
+        situation: Situation,
+        reserve: Reserve,
+        started: float,
+        predicted: float | None,
+    ) -> Decision:
+        """Complete a decision with its prediction, the time it took and the state of the cache."""
+        release = self.variant == "printed" and reserve.needs_release(size, peak, situation)
+        if release:
+            reserve.released()
+        now = time.perf_counter()
+        estimating = 0.0 if predicted is None else predicted - started
+        return Decision(
+            decision.plan,
+            decision.phase,
+            decision.collect,
+            peak,
+            decision.cache_hit,
+            estimating,
+            now - started - estimating,
+            release,
+        )
+
+    def _step_bytes(self, profile: Profile, plan: Plan, situation: Situation) -> int:
+        peak = predict_peak(profile, plan, self.info, situation)
+        return peak.bytes - situation.resident_bytes
+
+    def _inflated(self, step_bytes: int) -> int:
+        return int(step_bytes * (1.0 + self._drift.inflation))

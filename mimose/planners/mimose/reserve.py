@@ -1,0 +1,137 @@
+"""What the allocator holds beyond what is allocated: the margin, and when to hand memory back.
+
+The budget bounds reserved bytes, the peak model predicts allocated ones. Two things lie between:
+
+- a step's own fragmentation: even with nothing cached, the allocator reserves more than the step
+  allocates. The *margin* leaves room for it in every plan.
+- what earlier steps left cached in pieces that this step cannot use. That grows slowly over many
+  different sizes, and no plan can do anything about it. Handing cached memory back *before* a step
+  does; being flushed in the middle of one is an allocator retry, and counts as a violation.
+
+Reserved bytes are a high-water mark: after a long batch every short one shows the same figure. So
+a step tells something about the margin only if reserved bytes grew in it and it needed about as
+much as any since memory was last handed back, and what was cached beyond need before it began is
+not its doing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from mimose.records import Situation, Size, StepRecord
+
+WINDOW = 50
+"""How many telling steps are remembered."""
+_START_SHARE = 0.05
+_ABOUT = 0.97
+
+
+class Reserve:
+    """Learns the margin, and watches what the cache holds.
+
+    Args:
+        budget_bytes: Bound on reserved bytes.
+        fixed: The margin in bytes, if it is not to be learned.
+    """
+
+    def __init__(self, budget_bytes: int, fixed: int | None = None) -> None:
+        self.budget_bytes = budget_bytes
+        self._fixed = fixed
+        start = int(_START_SHARE * budget_bytes)
+        self._fragmentation = deque([start], WINDOW)
+        # Growth of reserved bytes in steps that should have found all they need in the cache.
+        self._growth = deque([start], WINDOW)
+        self._margin = start if fixed is None else fixed
+        self._forget_cache()
+
+    def _forget_cache(self) -> None:
+        self._largest = 0
+        self._lengths: tuple[int, ...] = ()
+        self._seen: set[Size] = set()
+
+    @property
+    def margin_bytes(self) -> int:
+        """Bytes to leave between the predicted peak of allocated bytes and the budget.
+
+        The largest of (peak reserved - predicted peak allocated) over the last 50 telling steps,
+        sheltered ones included; it starts at 5 % of the budget.
+        """
+        return self._margin
+
+    def needs_release(self, size: Size, predicted: int, situation: Situation) -> bool:
+        """Whether cached memory should be handed back before a step.
+
+        Args:
+            size: The step's size.
+            predicted: Its predicted peak of allocated bytes.
+            situation: The state at its start.
+        """
+        if size in self._seen:
+            return False
+        if self._is_novel(size, predicted):
+            # Its tensors are larger than any cached piece: nothing there may be of use.
+            growth = predicted - situation.resident_bytes
+        else:
+            growth = max(self._growth)
+        reserved = situation.reserved_bytes
+        return reserved > situation.resident_bytes and reserved + growth > self.budget_bytes
+
+    def released(self) -> None:
+        """Take note that cached memory was handed back."""
+        self._forget_cache()
+
+    def observe(self, record: StepRecord) -> None:
+        """Learn from a finished step."""
+        reserved = record.peak_reserved_bytes
+        predicted = record.predicted_peak_bytes
+        if predicted is None or record.phase == "sheltered":
+            # A sheltered step is there because its prediction is not to be trusted yet.
+            predicted = record.peak_allocated_bytes
+        if reserved is None or predicted is None:
+            return
+        before = record.situation.reserved_bytes
+        grew = max(0, reserved - before)
+        if record.outcome == "retried":
+            # It did not fit: more than what was left is needed, by an unknown amount.
+            self._learn(self.budget_bytes - predicted + self.budget_bytes // 100)
+        elif grew and predicted >= _ABOUT * self._largest:
+            unneeded = max(0, before - self._largest) if self._largest else 0
+            self._learn(reserved - predicted - unneeded)
+        if self._seen and not self._is_novel(record.size, predicted):
+            self._growth.append(grew)
+        if record.outcome == "retried" or record.num_alloc_retries:
+            self._forget_cache()
+        self._largest = max(self._largest, predicted)
+        lengths = record.size[1:]
+        self._lengths = (
+            tuple(map(max, self._lengths, lengths))
+            if len(self._lengths) == len(lengths)
+            else lengths
+        )
+        self._seen.add(record.size)
+
+    def _is_novel(self, size: Size, predicted: int) -> bool:
+        lengths = size[1:]
+        return (
+            predicted > self._largest
+            or len(lengths) != len(self._lengths)
+            or any(x > y for x, y in zip(lengths, self._lengths))
+        )
+
+    def _learn(self, fragmentation: int) -> None:
+        self._fragmentation.append(max(0, fragmentation))
+        if self._fixed is None:
+            self._margin = max(self._fragmentation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned, as plain data."""
+        return {"fragmentation": list(self._fragmentation), "growth": list(self._growth)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+        self._growth = deque((int(x) for x in state["growth"]), WINDOW)
+        self._fragmentation = deque((int(x) for x in state["fragmentation"]), WINDOW)
+        if self._fixed is None and self._fragmentation:
+            self._margin = max(self._fragmentation)

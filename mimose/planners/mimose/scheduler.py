@@ -1,0 +1,76 @@
+"""The responsive scheduler: Algorithm 1 in front of the peak model.
+
+The printed algorithm stops once the credited bytes cover the excess. That credit can be too good:
+recomputing the block whose backward comes first frees nothing, and a recomputation has a working
+set. So the peak model judges the plan, and while it still exceeds the budget Algorithm 1 goes on
+with the excess that remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mimose.costs import Infeasible, Peak, Profile, predict_peak
+from mimose.plan import Plan
+from mimose.records import ModelInfo, Situation, Size
+from mimose.solvers import greedy
+from mimose.units import format_bytes
+
+Pick = Callable[[Sequence[int], int, Sequence[int]], list[int]]
+"""``(est_mem, excess, candidates) -> chosen``, see :mod:`mimose.solvers.greedy`."""
+
+
+def schedule(
+    profile: Profile,
+    info: ModelInfo,
+    situation: Situation,
+    allowed_bytes: int,
+    candidates: Sequence[int],
+    pick: Pick = greedy.printed,
+) -> tuple[Plan, Peak]:
+    """Return the blocks to recompute so that the predicted peak is at most ``allowed_bytes``.
+
+    Args:
+        profile: Costs of the step.
+        info: The model.
+        situation: The state at the start of the step.
+        allowed_bytes: Bound on the predicted peak: the budget less the margin.
+        candidates: Blocks that may be recomputed.
+        pick: The greedy rule.
+
+    Returns:
+        The plan and its predicted peak, which exceeds the bound only if every candidate is
+        recomputed; the caller decides what that means.
+    """
+    chosen: list[int] = []
+    left = list(candidates)
+    while True:
+        plan = Plan.recompute_each(profile.num_blocks, chosen)
+        peak = predict_peak(profile, plan, info, situation)
+        excess = peak.bytes - allowed_bytes
+        if excess <= 0 or not left:
+            return plan, peak
+        # Candidates that free nothing by their own account are of no use to the algorithm either.
+        picked = pick(profile.activation, excess, left) or left
+        chosen.extend(picked)
+        gone = frozenset(picked)
+        left = [b for b in left if b not in gone]
+
+
+def check_feasible(size: Size, peak_bytes: int, margin_bytes: int, budget_bytes: int) -> None:
+    """Refuse a step whose least peak exceeds the budget.
+
+    The margin is an estimate of fragmentation, so a step that fits but for the margin may run.
+
+    Raises:
+        Infeasible: If ``peak_bytes`` is more than ``budget_bytes``.
+    """
+    if peak_bytes <= budget_bytes:
+        return
+    least = peak_bytes + margin_bytes
+    raise Infeasible(
+        f"a mini-batch of size {' x '.join(map(str, size))} needs {format_bytes(least)} even with "
+        f"every block recomputed, and the budget is {format_bytes(budget_bytes)}: "
+        "give a larger budget or a smaller batch",
+        least,
+    )

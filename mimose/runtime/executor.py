@@ -1,0 +1,334 @@
+"""Carry out a plan on a model, one forward pass at a time."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.devices.base import Device
+from mimose.plan import Plan
+from mimose.records import Collected
+from mimose.runtime.blocks import BlockModule
+from mimose.runtime.calls import CallOrder, Key
+from mimose.runtime.dataflow import DataFlow, FlowRecorder, has_foreign_hooks, tensors_in
+from mimose.runtime.regions import FlowChanged
+from mimose.runtime.rerun import StepState
+from mimose.runtime.run import Run
+from mimose.runtime.shuttle import Collector
+from mimose.runtime.wrappers import BlockForward, ModelForward, Switch
+
+_FLAGS = ("output_hidden_states", "output_attentions")
+
+
+class Executor:
+    """Carries plans out on a model.
+
+    Each forward pass in training with gradients carries out the plan that :meth:`begin` was given
+    for it. In eval mode, under ``no_grad`` and in inference mode the model runs as it is.
+
+    Attributes:
+        block_names: A readable name for each block, by number; the third call of a shared module
+            is called ``name#2``.
+        block_modules: The module of each block.
+        exact: Whether a forward pass has shown which calls there are.
+        cuts: Where no region may span (see :class:`mimose.records.ModelInfo`); None until known.
+        free: Blocks that save nothing for backward.
+        keep_only: Blocks that must not run twice.
+        version: Rises whenever one of these facts changes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: Device,
+        blocks: Sequence[BlockModule],
+        on_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
+        after_forward: Callable[[], None] | None = None,
+    ) -> None:
+        """Wrap the ``forward`` of the model and of its blocks.
+
+        Args:
+            model: The model.
+            device: What memory and time are read from.
+            blocks: Its block modules, from :func:`mimose.runtime.blocks.find_blocks`.
+            on_forward: Called with the model's arguments at the start of a forward pass in
+                training for which :meth:`begin` has not been called; expected to call it.
+            after_forward: Called at the end of each forward pass that carried a plan out.
+        """
+        self.version = 0
+        self.block_names: tuple[str, ...] = ()
+        self.block_modules: tuple[nn.Module, ...] = ()
+        self.exact = False
+        self.cuts: tuple[int, ...] | None = None
+        self.free: frozenset[int] = frozenset()
+        self.keep_only: frozenset[int] = frozenset()
+        self._model = model
+        self._device = device
+        self._on_forward = on_forward
+        self._after_forward = after_forward
+        self._armed: tuple[Plan, bool] | None = None
+        self._effective: Plan | None = None
+        self._collector: Collector | None = None
+        self._order = CallOrder(len(blocks))
+        self._flows: dict[tuple[Any, ...], DataFlow] = {}
+        self._flow: DataFlow | None = None
+        self._free: set[Key] = set()
+        self._keep_only: set[Key] = set()
+        self._trainable: list[bool] | None = None
+        self._trainable_blocks = [True] * len(blocks)
+        self._warned = False
+        self._parameters = list(model.parameters())
+        self._block_parameters = [list(block.module.parameters()) for block in blocks]
+        self._configs = _configs(model)
+        self._settings = [vars(config) for config in self._configs if hasattr(config, "__dict__")]
+        self._takes_use_cache = "use_cache" in inspect.signature(model.forward).parameters
+        self._switch = Switch()
+        self._wrappers = [
+            BlockForward(b.module, self._switch, i, b.name, StepState(b.module, b.name))
+            for i, b in enumerate(blocks)
+        ]
+        self._model_wrapper = ModelForward(model, self)
+        self._number_blocks()
+
+    def begin(self, plan: Plan, *, collect: bool = False) -> None:
+        """Set what the model's next forward pass carries out.
+
+        Args:
+            plan: The plan; blocks that it does not cover are kept.
+            collect: Run every block twice and measure it, whatever the plan says.
+        """
+        if self._collector is not None:
+            self._collector.close()
+        self._collector = Collector(self._device) if collect else None
+        self._armed = (plan, collect)
+        self._effective = None
+
+    @property
+    def effective_plan(self) -> Plan:
+        """What the last forward pass really carried out.
+
+        Raises:
+            RuntimeError: If no forward pass has ended since :meth:`begin`.
+        """
+        if self._effective is None:
+            raise RuntimeError("no forward pass has ended since a plan was set")
+        return self._effective
+
+    def collected(self) -> Collected | None:
+        """Return what the last collecting step measured, once its backward pass is over."""
+        collector = self._collector
+        if collector is None or not collector.finished:
+            return None
+        numbers = {key: number for number, key in enumerate(self._order.keys)}
+        return collector.collected(numbers.__getitem__)
+
+    def detach(self) -> None:
+        """Restore the model exactly; whatever is still in flight finishes as it was planned."""
+        self._model_wrapper.remove()
+        for wrapper in self._wrappers:
+            wrapper.remove()
+
+    def run_forward(
+        self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the model's forward pass ``inner``; called by its wrapper."""
+        if not torch.is_grad_enabled() or self._switch.run is not None:
+            return inner(*args, **kwargs)
+        if torch._C._current_graph_task_id() != -1:
+            # Within a backward pass: a checkpoint around the model runs it again.
+            return inner(*args, **kwargs)
+        if not self._model.training:
+            return self._watch_untrained(inner(*args, **kwargs))
+        if self._armed is None and self._on_forward is not None:
+            self._on_forward(args, kwargs)
+        armed, self._armed = self._armed, None
+        if armed is None:
+            return inner(*args, **kwargs)
+        output = self._carry_out(*armed, inner, args, kwargs)
+        if self._after_forward is not None:
+            self._after_forward()
+        return output
+
+    def _carry_out(
+        self,
+        plan: Plan,
+        collect: bool,
+        inner: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        trainable = [p.requires_grad for p in self._parameters]
+        probing = trainable != self._trainable
+        if probing:
+            self._trainable_blocks = [
+                any(p.requires_grad for p in parameters) for parameters in self._block_parameters
+            ]
+        if self._takes_use_cache:
+            kwargs = {**kwargs, "use_cache": False}
+        if not plan.regions and not collect and self.exact and not probing:
+            with self._caches_off():
+                output = inner(*args, **kwargs)
+            self._effective = plan
+            return output
+        recorder, signature = None, ()
+        if collect or plan.spans_blocks:
+            signature = self._signature(args, kwargs)
+            self._flow = self._flows.get(signature)
+            recorder = FlowRecorder() if self._flow is None else None
+        if collect:
+            plan = Plan.recompute_each(len(self._order.keys))
+        elif plan.spans_blocks:
+            plan = plan.cut(self._effective_cuts(plan))
+        run = Run(
+            plan,
+            self._order.keys,
+            self._wrappers,
+            self._flow,
+            self._keep_only,
+            self._trainable_blocks,
+            collector=self._collector if collect else None,
+            recorder=recorder,
+            probing=probing or not self.exact,
+        )
+        for wrapper in self._wrappers:
+            wrapper.count = 0
+        self._switch.run = run
+        try:
+            with self._caches_off(), recorder or nullcontext():
+                output = inner(*args, **kwargs)
+            run.finish(output)
+        except FlowChanged:
+            self._flows.clear()
+            self._flow = None
+            self._publish()
+            raise
+        finally:
+            self._switch.run = None
+        self._learn(run, recorder, signature, output, probing)
+        self._trainable = trainable
+        return output
+
+    def _effective_cuts(self, plan: Plan) -> Sequence[int]:
+        if self._flow is None or not self.exact:
+            return range(1, plan.num_blocks)
+        return self._all_cuts(self._flow)
+
+    def _all_cuts(self, flow: DataFlow) -> tuple[int, ...]:
+        """Return the flow's cuts and those around blocks that must not run twice."""
+        number = {key: n for n, key in enumerate(self._order.keys)}
+        alone = [number[key] for key in self._keep_only if key in number]
+        around = {c for b in alone for c in (b, b + 1) if 0 < c < len(number)}
+        return tuple(sorted(around.union(flow.cuts)))
+
+    def _learn(
+        self,
+        run: Run,
+        recorder: FlowRecorder | None,
+        signature: tuple[Any, ...],
+        output: Any,
+        probing: bool,
+    ) -> None:
+        """Take in what the finished forward pass has shown."""
+        if run.sequence != self._order.keys or not self.exact:
+            if self._order.learn(run.sequence):
+                self._flows.clear()
+                self._flow = None
+            self._number_blocks()
+        if recorder is not None:
+            flow = recorder.finish(self._model, output)
+            if run.sequence != self._order.keys:
+                # Calls were left out, so which block follows which is not settled.
+                count = len(self._order.keys)
+                none = (None,) * count
+                flow = DataFlow(tuple(range(1, count)), none, none, (0,) * count)
+            self._flows[signature] = self._flow = flow
+        if self._collector is not None:
+            self._keep_only |= self._collector.keep_only
+        if probing:
+            self._free = set(run.free)
+        else:
+            self._free |= run.free
+        numbers = {key: number for number, key in enumerate(self._order.keys)}
+        self._effective = run.effective_plan(numbers)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Bring the public facts up to date."""
+        keys = self._order.keys
+        facts = (
+            tuple(self._wrappers[i].name + (f"#{n}" if n else "") for i, n in keys),
+            self._order.exact,
+            None if self._flow is None else self._all_cuts(self._flow),
+            frozenset(n for n, key in enumerate(keys) if key in self._free),
+            frozenset(n for n, key in enumerate(keys) if key in self._keep_only),
+        )
+        known = (self.block_names, self.exact, self.cuts, self.free, self.keep_only)
+        if facts != known:
+            self.block_names, self.exact, self.cuts, self.free, self.keep_only = facts
+            self.block_modules = tuple(self._wrappers[i].module for i, _ in keys)
+            self.version += 1
+
+    def _number_blocks(self) -> None:
+        for wrapper, numbers in zip(self._wrappers, self._order.numbers(len(self._wrappers))):
+            wrapper.numbers = numbers
+        self._publish()
+
+    def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what the data flow may depend on: flags, which arguments are given, hooks."""
+        given = [(str(i), _kind(value)) for i, value in enumerate(args)]
+        given += [(name, _kind(kwargs[name])) for name in sorted(kwargs)]
+        flags = [getattr(config, flag, None) for config in self._configs for flag in _FLAGS]
+        hooks = [has_foreign_hooks(wrapper.module) for wrapper in self._wrappers]
+        return (*given, *flags, *hooks)
+
+    @contextmanager
+    def _caches_off(self) -> Iterator[None]:
+        """Switch key-value caches off: a recomputed block would write to them twice.
+
+        In steps that recompute nothing as well: with a cache, keys are laid out differently, and
+        a loss would differ in its last bits with the plan.
+        """
+        # In the configurations' own dictionaries: their attribute access costs microseconds.
+        on = [settings for settings in self._settings if settings.get("use_cache")]
+        for settings in on:
+            settings["use_cache"] = False
+        try:
+            yield
+        finally:
+            for settings in on:
+                settings["use_cache"] = True
+
+    def _watch_untrained(self, output: Any) -> Any:
+        """Warn once if a model in eval mode is trained after all: no plan is carried out then."""
+        if self._warned:
+            return output
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._warn_untrained)
+        return output
+
+    def _warn_untrained(self, gradient: torch.Tensor) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(self._model).__name__} is being trained in eval mode, in which no memory "
+                "budget is kept: call model.train() before the forward pass",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    return [config for config in found.values() if not isinstance(config, nn.Module)]
+
+
+def _kind(value: Any) -> Any:
+    """Return a switch's value, and of anything else its type only."""
+    return value if value is None or isinstance(value, bool | str) else type(value)

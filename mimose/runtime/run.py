@@ -1,0 +1,274 @@
+"""One forward pass under a plan: what each block call does when the model makes it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from mimose.plan import Plan, Region
+from mimose.runtime.calls import Key
+from mimose.runtime.checkpointing import active_checkpoint, checkpointed, keeps_state
+from mimose.runtime.dataflow import DataFlow, FlowRecorder, tensors_in
+from mimose.runtime.regions import FlowChanged, OpenRegion, run_block
+from mimose.runtime.rerun import Snapshot
+from mimose.runtime.shuttle import Collector
+from mimose.runtime.wrappers import BlockForward
+
+
+class Run:
+    """One forward pass.
+
+    Args:
+        plan: The plan, already cut where regions may not span.
+        keys: The calls that are known, in order.
+        wrappers: The wrappers of the block modules.
+        flow: The recorded data flow; needed where the plan spans blocks.
+        keep_only: Calls that must not run twice.
+        trainable: For each module, whether any of its parameters requires a gradient.
+        collector: Measures every block, if this is a collecting step.
+        recorder: Records the data flow, if it is not known yet.
+        probing: Whether to find out which calls save nothing for backward.
+
+    Attributes:
+        sequence: The calls made so far.
+        ran: The calls that were checkpointed on their own.
+        free: Calls found to save nothing for backward, and so run plainly.
+        keep_only: Calls that must not run twice, those found now included.
+    """
+
+    __slots__ = (
+        "_actions",
+        "_collector",
+        "_default",
+        "_flow",
+        "_handed",
+        "_keys",
+        "_open",
+        "_plan",
+        "_recorder",
+        "_split",
+        "_trainable",
+        "_watching",
+        "_wrappers",
+        "free",
+        "keep_only",
+        "ran",
+        "sequence",
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        keys: Sequence[Key],
+        wrappers: Sequence[BlockForward],
+        flow: DataFlow | None,
+        keep_only: set[Key],
+        trainable: list[bool],
+        *,
+        collector: Collector | None = None,
+        recorder: FlowRecorder | None = None,
+        probing: bool = False,
+    ) -> None:
+        self._plan = plan
+        self._keys = tuple(keys)
+        self._wrappers = {number: wrappers[index] for number, (index, _) in enumerate(keys)}
+        self._flow = flow
+        self._trainable = trainable
+        self._collector = collector
+        self._recorder = recorder
+        self._watching = collector is not None or recorder is not None or probing
+        self._open: OpenRegion | None = None
+        self._handed: list[tuple[weakref.ref[torch.Tensor], Region]] = []
+        self._split: set[Region] = set()
+        # One more than there are blocks: a call that no plan can name yet finds the last entry.
+        self._actions: list[Region | None] = [None] * (len(keys) + 1)
+        for region in plan.regions:
+            for block in range(region.first, min(region.last + 1, len(keys))):
+                self._actions[block] = region
+        everything = plan.num_recomputed >= len(keys)
+        self._actions[-1] = Region(0, 0) if everything else None
+        self.keep_only = keep_only
+        self.free: set[Key] = set()
+        self.ran: set[Key] = set()
+        self.sequence: list[Key] = []
+
+    def call(self, wrapper: BlockForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do what the plan says for this call of a block."""
+        nth = wrapper.count
+        wrapper.count = nth + 1
+        key = (wrapper.index, nth)
+        self.sequence.append(key)
+        numbers = wrapper.numbers
+        known = nth < len(numbers)
+        block = numbers[nth] if known else numbers[0] if numbers else -1
+        if self._open is not None:
+            return self._hand_through(block if known else -1, args, kwargs)
+        action = self._actions[block]
+        if self._watching:
+            return self._watched(key, block, action is not None, wrapper, args, kwargs)
+        if action is None:
+            return wrapper.inner(*args, **kwargs)
+        if action.first == action.last or not known or action in self._split:
+            return self._alone(key, block, wrapper, args, kwargs)
+        return self._start_region(action, key, block, wrapper, args, kwargs)
+
+    def finish(self, output: Any) -> None:
+        """Check, once the model has returned, that no region's result went astray.
+
+        Raises:
+            FlowChanged: If it did.
+        """
+        if self._open is not None:
+            raise self._open.changed(self._open.next)
+        if not self._handed or self._flow is None:
+            return
+        held = Counter(id(tensor) for tensor in tensors_in(output))
+        for reference, region in self._handed:
+            stand_in = reference()
+            if stand_in is not None and held[id(stand_in)] > self._flow.held[region.last]:
+                raise FlowChanged(
+                    f"the model's output now holds results of blocks {region.first}-{region.last}, "
+                    "which are recomputed as one: run the step again with a plan for single "
+                    "blocks, or without asking for hidden states"
+                )
+
+    def effective_plan(self, numbers: Mapping[Key, int]) -> Plan:
+        """Return what was really carried out, blocks numbered as by ``numbers``."""
+        regions = [Region(numbers[key], numbers[key]) for key in self.ran]
+        for _, region in self._handed:
+            # Numbers rise where this pass brought calls never seen before.
+            shift = numbers[self._keys[region.first]] - region.first
+            regions.append(_shifted(region, shift))
+        return Plan(max(len(numbers), 1), tuple(sorted(regions, key=lambda r: r.first)))
+
+    def _watched(
+        self,
+        key: Key,
+        block: int,
+        recompute: bool,
+        wrapper: BlockForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.enter_block(wrapper.module, args, kwargs)
+        if self._collector is not None:
+            twice = self._may_run_twice(key, wrapper, args, kwargs)
+
+            def rerun() -> Any:
+                return self._checkpoint(key, block, wrapper, args, kwargs)
+
+            result = self._collector.run(key, wrapper, args, kwargs, rerun if twice else None)
+        elif recompute:
+            result = self._alone(key, block, wrapper, args, kwargs)
+        else:
+            if self._saves_nothing((wrapper,), args, kwargs):
+                self.free.add(key)
+            result = wrapper.inner(*args, **kwargs)
+        if recorder is not None:
+            recorder.leave_block(result)
+        return result
+
+    def _alone(
+        self,
+        key: Key,
+        block: int,
+        wrapper: BlockForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if not self._may_run_twice(key, wrapper, args, kwargs):
+            return wrapper.inner(*args, **kwargs)
+        return self._checkpoint(key, block, wrapper, args, kwargs)
+
+    def _checkpoint(
+        self,
+        key: Key,
+        block: int,
+        wrapper: BlockForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        self.ran.add(key)
+        snapshots: dict[int, Snapshot] = {}
+
+        def function(rerun: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return run_block(wrapper, block, rerun, snapshots, args, kwargs)
+
+        return checkpointed(function, args, kwargs)
+
+    def _start_region(
+        self,
+        region: Region,
+        key: Key,
+        block: int,
+        wrapper: BlockForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        flow = self._flow
+        assert flow is not None, "a plan that spans blocks is cut into single ones without a flow"
+        members = [self._wrappers[b] for b in range(region.first, region.last + 1)]
+        if (
+            block != region.first
+            or pytree.tree_structure((args, kwargs)) != flow.specs[block]
+            or active_checkpoint() is not None
+            or _holds_cache(args, kwargs)
+            or self._saves_nothing(members, args, kwargs)
+        ):
+            self._split.add(region)
+            return self._alone(key, block, wrapper, args, kwargs)
+        self._open = OpenRegion(region, flow, self._wrappers)
+        result = self._open.start(args, kwargs)
+        self._handed.append((self._open.stand_in(), region))
+        return result
+
+    def _hand_through(self, block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        opened = self._open
+        assert opened is not None, "only called while a region is open"
+        result = opened.hand(block, args, kwargs)
+        if opened.finished:
+            opened.close()
+            self._open = None
+        return result
+
+    def _may_run_twice(
+        self, key: Key, wrapper: BlockForward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        if key in self.keep_only:
+            return False
+        if active_checkpoint() is not None:
+            # The model's own checkpoint recomputes this block, and plainly, so it ran plainly.
+            self.keep_only.add(key)
+            return False
+        if self._saves_nothing((wrapper,), args, kwargs):
+            self.free.add(key)
+            return False
+        return not _holds_cache(args, kwargs)
+
+    def _saves_nothing(
+        self,
+        wrappers: list[BlockForward] | tuple[BlockForward, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> bool:
+        if not torch.is_grad_enabled():
+            return True
+        if any(self._trainable[wrapper.index] for wrapper in wrappers):
+            return False
+        return not any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
+
+
+def _shifted(region: Region, by: int) -> Region:
+    inner = tuple(_shifted(r, by) for r in region.inner)
+    return Region(region.first + by, region.last + by, inner)
+
+
+def _holds_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(map(keeps_state, args)) or any(map(keeps_state, kwargs.values()))

@@ -1,0 +1,246 @@
+"""The shuttling collector: measure each block while every block is recomputed.
+
+After Mimose (arXiv 2209.02478). Every block's forward runs twice: plainly, measured and dropped,
+and then checkpointed. So memory stays within that of recomputing every block plus one block.
+Gradients arriving at the blocks' outputs part the backward pass into segments, whose peaks are
+measured as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from mimose.devices.base import Device, Mark
+from mimose.records import BlockSample, Collected
+from mimose.runtime.calls import Key
+from mimose.runtime.checkpointing import active_checkpoint
+from mimose.runtime.dataflow import tensors_in
+from mimose.runtime.rerun import put_back
+from mimose.runtime.wrappers import BlockForward
+
+_ROUND = 512
+
+
+class _Sample:
+    """A :class:`BlockSample` in the making; times are the device's stamps."""
+
+    __slots__ = (
+        "activation",
+        "around_checkpoint",
+        "backward_peak",
+        "checkpoint_peak",
+        "checkpointed",
+        "inside_checkpoint",
+        "kept_peak",
+        "level",
+        "output",
+        "stamps",
+    )
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self.activation = self.output = self.kept_peak = self.checkpoint_peak = 0
+        self.backward_peak: int | None = None
+        self.checkpointed = self.inside_checkpoint = self.around_checkpoint = False
+        self.stamps: tuple[Any, Any, Any, Any] = (None,) * 4
+
+    def finish(self, block: int, device: Device) -> BlockSample:
+        return BlockSample(
+            block=block,
+            level_bytes=self.level,
+            activation_bytes=self.activation,
+            output_bytes=self.output,
+            kept_peak_bytes=self.kept_peak,
+            checkpoint_peak_bytes=self.checkpoint_peak,
+            backward_peak_bytes=self.backward_peak,
+            forward_seconds=device.seconds_between(self.stamps[1], self.stamps[2]),
+            checkpointed=self.checkpointed,
+            inside_checkpoint=self.inside_checkpoint,
+            around_checkpoint=self.around_checkpoint,
+        )
+
+
+class Collector:
+    """Collects one step. Levels are bytes above those allocated when it is made.
+
+    Attributes:
+        finished: Whether the backward pass has ended.
+        keep_only: Calls found to change their arguments, which must not run twice.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.finished = False
+        self.keep_only: set[Key] = set()
+        self._device = device
+        self._base = device.mark().allocated
+        self._samples: dict[Key, _Sample] = {}
+        self._last: _Sample | None = None
+        self._first_peak = self._head_peak = self._tail_peak = 0
+        self._open: Key | None = None
+        self._arrived_at: set[Key] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """Ignore whatever still arrives: another step has begun."""
+        self._closed = True
+
+    def run(
+        self,
+        key: Key,
+        wrapper: BlockForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        rerun: Callable[[], Any] | None,
+    ) -> Any:
+        """Run a block call, measure it, and return its result.
+
+        Args:
+            key: The call.
+            wrapper: Its block.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            rerun: Runs the call checkpointed; None where it must not or need not run twice.
+        """
+        device = self._device
+        start = device.now()
+        begin = device.mark()
+        self._close_gap(begin)
+        sample = self._samples[key] = self._last = _Sample(begin.allocated - self._base)
+        inputs = list(tensors_in((args, kwargs)))
+        versions = [t._version for t in inputs]
+        snapshot = [] if rerun is None else wrapper.state.snapshot()
+        random = device.rng_state()
+        outer = active_checkpoint()
+        sample.inside_checkpoint = outer is not None
+        low = device.mark().allocated
+        before = device.now()
+        if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
+            found: list[bool] = []
+            handle = register_module_forward_pre_hook(partial(_look_for_checkpoint, outer, found))
+            try:
+                result = wrapper.inner(*args, **kwargs)
+            finally:
+                handle.remove()
+            wrapper.checkpoints = bool(found)
+        else:
+            result = wrapper.inner(*args, **kwargs)
+        after = device.now()
+        sample.around_checkpoint = wrapper.checkpoints
+        high = device.mark()
+        sample.output = _new_bytes(result, inputs)
+        sample.activation = max(0, high.allocated - low - sample.output)
+        sample.kept_peak = sample.checkpoint_peak = _peak(high) - low
+        if [t._version for t in inputs] != versions:
+            self.keep_only.add(key)
+            rerun = None
+        if rerun is not None:
+            del result
+            device.set_rng_state(random)
+            put_back(snapshot)
+            snapshot.clear()
+            low = device.mark().allocated
+            sample.stamps = (start, before, after, device.now())
+            result = rerun()
+            sample.checkpointed = True
+            sample.checkpoint_peak = _peak(device.mark()) - low
+        else:
+            sample.stamps = (start, before, after, start)
+        self._watch_gradients(key, result, inputs)
+        return result
+
+    def collected(self, number: Callable[[Key], int]) -> Collected:
+        """Return what was measured, blocks numbered by ``number``; may wait for the device."""
+        device = self._device
+        blocks = [sample.finish(number(key), device) for key, sample in self._samples.items()]
+        return Collected(
+            blocks=tuple(sorted(blocks, key=lambda sample: sample.block)),
+            head_peak_bytes=self._head_peak,
+            tail_peak_bytes=self._tail_peak,
+            first_peak_bytes=self._first_peak,
+            collector_seconds=sum(
+                device.seconds_between(s.stamps[0], s.stamps[3]) for s in self._samples.values()
+            ),
+        )
+
+    def _close_gap(self, mark: Mark) -> None:
+        """Charge the peak between two blocks' forwards to the one before."""
+        peak = _peak(mark) - self._base
+        last = self._last
+        if last is None:
+            self._first_peak = peak
+            return
+        last.checkpoint_peak = max(last.checkpoint_peak, peak - last.level)
+        last.kept_peak = max(last.kept_peak, peak - last.level + last.activation)
+
+    def _watch_gradients(self, key: Key, result: Any, inputs: Iterable[torch.Tensor]) -> None:
+        given = {id(t) for t in inputs}
+        if len(self._samples) == 1:
+            for tensor in inputs:
+                if tensor.requires_grad:
+                    tensor.register_hook(partial(self._left, key))
+        for tensor in tensors_in(result):
+            if tensor.requires_grad and id(tensor) not in given:
+                tensor.register_hook(partial(self._arrived, key))
+
+    def _arrived(self, key: Key, gradient: torch.Tensor) -> None:
+        if self._closed or self.finished or key in self._arrived_at:
+            return
+        peak = _peak(self._device.mark()) - self._base
+        if not self._arrived_at:
+            self._head_peak = peak
+            # The only way to learn that the backward pass has ended, short of patching it.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        else:
+            self._close_segment(peak)
+        self._arrived_at.add(key)
+        self._open = key
+
+    def _left(self, key: Key, gradient: torch.Tensor) -> None:
+        """A gradient arrived at the first block's input: its backward is over."""
+        if self._closed or self.finished or self._open != key:
+            return
+        self._close_segment(_peak(self._device.mark()) - self._base)
+        self._open = None
+
+    def _close_segment(self, peak: int) -> None:
+        if self._open is not None:
+            self._samples[self._open].backward_peak = peak
+        else:
+            self._tail_peak = max(self._tail_peak, peak)
+
+    def _end(self) -> None:
+        if self._closed:
+            return
+        mark = self._device.mark()
+        self._close_segment(_peak(mark) - self._base)
+        self._tail_peak = max(self._tail_peak, mark.allocated - self._base)
+        self.finished = True
+
+
+def _peak(mark: Mark) -> int:
+    return mark.allocated if mark.peak_allocated is None else mark.peak_allocated
+
+
+def _new_bytes(result: Any, inputs: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the result's own storages, rounded as the allocator rounds them."""
+    seen = {t.untyped_storage()._cdata for t in inputs if t.layout == torch.strided}
+    total = 0
+    for tensor in tensors_in(result):
+        if tensor.layout != torch.strided:
+            continue
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            total += -(-storage.nbytes() // _ROUND) * _ROUND
+    return total
+
+
+def _look_for_checkpoint(outer: Any, found: list[bool], module: Any, args: Any) -> None:
+    # A reentrant checkpoint runs without gradients, a non-reentrant one with hooks of its own.
+    if not torch.is_grad_enabled() or active_checkpoint() is not outer:
+        found.append(True)

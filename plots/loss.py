@@ -1,0 +1,40 @@
+"""Loss by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from mimose_bench.experiments.reading import Run
+from mimose_bench.plots import series, style
+
+
+def draw(runs: Sequence[Run]) -> Figure:
+    """Draw the training loss, a panel a device.
+
+    A planner must not change the numbers, so curves of the same batches lie on one another: each
+    is drawn thinner than the one below it, and all stay visible.
+    """
+    names = series.devices(runs)
+    with matplotlib.rc_context(style.RC):
+        figure, axes = style.panels(len(names), width=5.6)
+        for panel, device in zip(axes, names, strict=True):
+            members = sorted((r for r in runs if r.device_label == device), key=series.order)
+            for i, (run, label) in enumerate(zip(members, series.labels(members), strict=True)):
+                steps = run.steps.dropna(subset=["loss"])
+                panel.plot(
+                    steps["step"].astype(float),
+                    steps["loss"].astype(float),
+                    color=style.look(run.planner).colour,
+                    linewidth=0.8 + 3.2 * (len(members) - 1 - i) / max(len(members) - 1, 1),
+                    alpha=0.85,
+                    solid_capstyle="round",
+                    label=label,
+                )
+            panel.set_title(device)
+            panel.set_xlabel("step")
+            panel.set_ylabel("training loss")
+        style.legend_below(figure, axes, columns=3)
+    return figure

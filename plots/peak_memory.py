@@ -1,0 +1,139 @@
+"""Peak memory by input size, for each budget (the paper's Fig 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from mimose_bench.experiments.paper import MemoryPoint, peak_by_input_size
+from mimose_bench.experiments.reading import Run
+from mimose_bench.plots import series, style
+
+_TITLES = {
+    "mc-roberta": "MC-Roberta",
+    "tr-t5": "TR-T5",
+    "qa-bert": "QA-Bert",
+    "tc-bert": "TC-Bert",
+}
+"""Tasks with a padded length along the axis, as the paper's Fig 11 calls them."""
+
+_DIED = "#D55E00"
+
+PaperPoints = Mapping[int, Sequence[MemoryPoint]]
+
+
+def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
+    """Draw each step's peak of allocated bytes, a panel for each planner and device.
+
+    Dashed lines are the budgets, crosses the steps that ran out of memory.
+
+    Args:
+        runs: The runs.
+        paper: The paper's points for each budget in bytes, drawn in a grey panel of their own.
+    """
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in sorted(runs, key=series.order):
+        groups.setdefault((run.planner, run.device_label), []).append(run)
+    budgets = sorted({run.budget_bytes for run in runs if run.budget_bytes is not None})
+    shades = colormaps["viridis"]
+    colours: dict[int | None, Any] = {None: "#444444"} | {
+        budget: shades(0.85 * i / max(len(budgets) - 1, 1)) for i, budget in enumerate(budgets)
+    }
+    tops = {device: _top([r for r in runs if r.device_label == device]) for _, device in groups}
+    with matplotlib.rc_context(style.RC):
+        figure, axes = style.panels(len(groups) + bool(paper))
+        ours = axes[: len(groups)]
+        for panel, ((planner, device), members) in zip(ours, groups.items(), strict=True):
+            for run in members:
+                _points(panel, run, colours[run.budget_bytes], style.memory_unit(tops[device]))
+            panel.set_title(f"{style.look(planner).label}, {device}")
+            panel.set_ylim(0, 1.06 * tops[device] / style.memory_unit(tops[device])[0])
+        if paper:
+            _paper_panel(axes[-1], paper)
+        _legend(figure, colours, runs)
+    return figure
+
+
+def paper_points(task: str) -> PaperPoints | None:
+    """Return the paper's points for ``task``, or None if its Fig 11 does not show it."""
+    title = _TITLES.get(task)
+    return None if title is None else peak_by_input_size(title)
+
+
+def _top(runs: Sequence[Run]) -> float:
+    peaks = [p for run in runs for p in run.steps["peak_allocated_bytes"]]
+    return series.largest([*peaks, *(run.budget_bytes for run in runs)]) or 1.0
+
+
+def _points(panel: Axes, run: Run, colour: Any, unit: tuple[float, str]) -> None:
+    factor, name = unit
+    steps = run.steps.dropna(subset=["peak_allocated_bytes"])
+    sizes, label = series.size_axis(run.steps)
+    died = steps["outcome"] == "oom"
+    for rows, look in (
+        (steps[~died], {"marker": ".", "s": 16, "color": colour, "linewidths": 0}),
+        (steps[died], {"marker": "x", "s": 46, "color": _DIED, "linewidths": 1.5, "zorder": 3}),
+    ):
+        panel.scatter(
+            sizes[rows.index].astype(float),
+            rows["peak_allocated_bytes"].astype(float) / factor,
+            **look,
+        )
+    if run.budget_bytes is not None:
+        panel.axhline(run.budget_bytes / factor, color=colour, linestyle="--", linewidth=1)
+    panel.set_xlabel(label)
+    panel.set_ylabel(f"peak allocated ({name})")
+
+
+def _legend(figure: Figure, colours: Mapping[int | None, Any], runs: Sequence[Run]) -> None:
+    """List the budgets in their order, and the cross if there is one."""
+    shown = {run.budget_bytes for run in runs}
+    entries = [
+        Line2D([], [], color=colour, marker="o", linestyle="--" if budget else "", markersize=4)
+        for budget, colour in colours.items()
+        if budget in shown
+    ]
+    names = [
+        "no limit" if budget is None else f"budget {series.budget_text(budget)}"
+        for budget in colours
+        if budget in shown
+    ]
+    if any((run.steps["outcome"] == "oom").any() for run in runs):
+        entries.append(Line2D([], [], color=_DIED, marker="x", linestyle="", markersize=6))
+        names.append("out of memory")
+    figure.legend(entries, names, loc="outside lower center", ncols=min(len(names), 5))
+
+
+def _paper_panel(panel: Axes, paper: PaperPoints) -> None:
+    largest = max(paper)
+    factor, name = style.memory_unit(largest)
+    greys = colormaps["Greys"]
+    for i, (budget, points) in enumerate(sorted(paper.items())):
+        colour = greys(0.4 + 0.5 * i / max(len(paper) - 1, 1))
+        panel.plot(
+            [p.input_size for p in points],
+            [p.peak_bytes / factor for p in points],
+            ".",
+            color=colour,
+            markersize=2.5,
+        )
+        panel.axhline(budget / factor, color=colour, linestyle="--", linewidth=1)
+        panel.annotate(
+            series.budget_text(budget),
+            (0, budget / factor),
+            xycoords=("axes fraction", "data"),
+            xytext=(3, 2),
+            textcoords="offset points",
+            color=colour,
+            fontsize=7,
+        )
+    panel.set_title("the paper's Mimose (Fig 11), V100", color=style.PAPER)
+    panel.set_xlabel("padded length (tokens)")
+    panel.set_ylabel(f"peak allocated ({name})")
+    panel.set_ylim(0, largest / factor * 1.1)

@@ -1,0 +1,145 @@
+"""The one look of every figure: colour, marker and label a planner; panels, saving.
+
+Colours are Okabe and Ito's, told apart with any colour vision; markers tell planners apart in
+print without colour. Figures are built without pyplot, so nothing global is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mimose.units import GIB, KIB, MIB
+
+RC = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "savefig.dpi": 150,
+    "pdf.fonttype": 42,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a planner is drawn."""
+
+    colour: str
+    marker: str
+    label: str
+
+
+PLANNERS: dict[str, Look] = {
+    "baseline": Look("#444444", "o", "Baseline"),
+    "full": Look("#E69F00", "s", "Full recomputation"),
+    "selective": Look("#CC79A7", "P", "Selective"),
+    "fixed": Look("#999999", "X", "Fixed plan"),
+    "sublinear": Look("#56B4E9", "^", "Sublinear"),
+    "dtr": Look("#D55E00", "v", "DTR"),
+    "mimose": Look("#0072B2", "D", "Mimose"),
+    "rotor": Look("#009E73", "<", "Rotor"),
+    "checkmate": Look("#B8A800", ">", "Checkmate"),
+    "delta": Look("#8C510A", "h", "DELTA"),
+}
+"""A line a planner. One from outside gets the next of ``_OTHERS``, by its name alone."""
+
+_OTHERS = ("#6A3D9A", "#1B7837", "#A6761D", "#7570B3")
+
+PAPER = "#888888"
+"""The paper's own points."""
+
+PARTS: dict[str, str] = {
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "optimizer": "#009E73",
+    "collector": "#E69F00",
+    "estimator": "#D55E00",
+    "scheduler": "#CC79A7",
+    "other": "#BBBBBB",
+}
+"""A colour for each part of a step."""
+
+
+def look(planner: str) -> Look:
+    """Return how ``planner`` is drawn."""
+    if planner in PLANNERS:
+        return PLANNERS[planner]
+    name = planner.rpartition(":")[2]
+    return Look(_OTHERS[sum(name.encode()) % len(_OTHERS)], "*", name)
+
+
+def panels(count: int, *, width: float = 4.2, height: float = 3.1, **options: Any) -> Any:
+    """Return a figure of ``count`` panels and its axes in order, at most three in a row."""
+    columns = 2 if count == 4 else min(count, 3)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(max(width * columns, 5.6), height * rows + 0.5), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options).flatten().tolist()
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
+    """Put one legend for all panels below them, clear of the data; an entry a label."""
+    entries: dict[str, Any] = {}
+    for panel in axes:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        longest = max(len(label) for label in entries)
+        fitting = max(1, int(figure.get_figwidth() * 14 // (longest + 6)))
+        figure.legend(
+            entries.values(),
+            entries.keys(),
+            loc="outside lower center",
+            ncols=min(columns, fitting, len(entries)),
+        )
+
+
+def memory_unit(largest_bytes: float) -> tuple[float, str]:
+    """Return the unit that suits an axis up to ``largest_bytes``, in bytes, and its name."""
+    for factor, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if largest_bytes >= factor:
+            return float(factor), name
+    return 1.0, "bytes"
+
+
+def time_unit(largest_seconds: float) -> tuple[float, str]:
+    """Return the unit that suits an axis up to ``largest_seconds``, in seconds, and its name."""
+    return (1.0, "s") if largest_seconds >= 1 else (1e-3, "ms")
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write ``name.png`` and ``name.pdf`` into ``folder`` and return their paths.
+
+    Raises:
+        ValueError: If the folder cannot be written.
+    """
+    paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context(RC):
+            figure.savefig(paths[0])
+            # Without a date the same rows give the same file.
+            figure.savefig(paths[1], metadata={"CreationDate": None})
+    except OSError as error:
+        raise ValueError(
+            f"cannot write figures to {folder} ({error.strerror or error}): "
+            "name a folder that can be written with --out"
+        ) from error
+    return paths

@@ -1,0 +1,25 @@
+"""What every test shares: one thread, no network, figures drawn without a screen."""
+
+from __future__ import annotations
+
+import os
+
+# Before any import that reads them.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+import torch
+
+# Two threads on a busy two-core machine turn a tenth of a second into five.
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that need a GPU where there is none, and say so."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)

@@ -1,0 +1,37 @@
+"""Which device a name or a model opens, and what is said where there is none."""
+
+import pytest
+import torch
+
+from mimose.devices import device_for, open_device
+
+
+@pytest.mark.parametrize("name", ["tpu", "cpu:1", "cuda:x", "auto:0", ""])
+def test_unknown_name(name: str) -> None:
+    with pytest.raises(ValueError, match="choose one of auto, cuda, cpu"):
+        open_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_cuda_without_one(name: str) -> None:
+    with pytest.raises(ValueError, match=r"no CUDA device here.*use the device 'cpu'"):
+        open_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_auto_without_cuda_is_cpu() -> None:
+    device = open_device()
+    assert (device.kind, device.label) == ("cpu", "measured on cpu")
+    assert device.torch_device == torch.device("cpu")
+    device.close()
+
+
+def test_model_must_be_on_one_known_device() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, device="meta"))
+    with pytest.raises(ValueError, match="on cpu, meta"):
+        device_for(model)
+    with pytest.raises(ValueError, match="is on meta: move it"):
+        device_for(model[1])
+    with pytest.raises(ValueError, match="no parameters"):
+        device_for(torch.nn.ReLU())

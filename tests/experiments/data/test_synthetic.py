@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+
+from mimose_bench.experiments.data.sources import DataSource
+from mimose_bench.experiments.data.synthetic import SyntheticQa
+
+SOURCE = DataSource(kind="synthetic", detail="words", reason="test")
+
+
+def _data(max_length=512, vocab_size=30522, num_examples=87599):
+    return SyntheticQa(SOURCE, max_length, vocab_size, num_examples)
+
+
+def _lengths(data, batch_size, steps, seed=0):
+    return [[len(e.tokens) for e in batch] for batch in data.batches(batch_size, steps, seed)]
+
+
+@pytest.mark.parametrize("batch_size", [4, 12])
+def test_padded_lengths_follow_the_papers_squad(batch_size):
+    longest = np.array([max(each) for each in _lengths(_data(), batch_size, 4000)])
+    assert longest.mean() == pytest.approx(299.0, rel=0.03)
+    for share, expected in ((5, 209), (50, 287), (95, 438)):
+        assert np.percentile(longest, share) == pytest.approx(expected, rel=0.03)
+    assert longest.min() >= 153
+    assert longest.max() == 512
+
+
+def test_the_other_rows_are_shorter_and_differ():
+    batches = _lengths(_data(), 12, 200)
+    rows = np.concatenate(batches)
+    assert 130 < rows.mean() < 200
+    assert np.mean([len(set(each)) for each in batches]) > 10
+    places = {each.index(max(each)) for each in batches}
+    assert len(places) == 12
+
+
+def test_short_models_see_the_same_lengths_shortened():
+    longest = np.array([max(each) for each in _lengths(_data(max_length=128), 4, 2000)])
+    assert longest.mean() == pytest.approx(299.0 / 4, rel=0.03)
+    assert longest.max() == 128
+
+
+@pytest.mark.parametrize("max_length", [128, 512])
+def test_the_marks_stand_at_the_answers_ends(max_length):
+    data = _data(max_length, vocab_size=64)
+    for batch in data.batches(4, 50, seed=3):
+        for example in batch:
+            tokens = example.tokens
+            assert 0 < example.num_question_tokens <= example.start < example.end < len(tokens) - 1
+            assert (tokens == tokens[example.start]).sum() == 1
+            assert (tokens == tokens[example.end]).sum() == 1
+            assert tokens[0] == 1
+            assert np.flatnonzero(tokens == 2).tolist() == [
+                example.num_question_tokens - 1,
+                len(tokens) - 1,
+            ]
+            assert 0 < tokens.min() <= tokens.max() < 64
+
+
+def test_an_epoch_ends_with_a_smaller_batch():
+    sizes = [len(each) for each in _lengths(_data(num_examples=10), 4, 7)]
+    assert sizes == [4, 4, 2, 4, 4, 2, 4]
+
+
+def test_seed_fixes_content_and_number_of_steps_does_not_matter():
+    def content(steps, seed):
+        return [[e.tokens.tolist() for e in b] for b in _data(128).batches(4, steps, seed)]
+
+    assert content(6, 1)[:3] == content(3, 1)
+    assert content(3, 1) != content(3, 2)
+
+
+@pytest.mark.parametrize("length", [8, 9, 15, 16, 17, 100, 512])
+def test_examples_of_a_given_size(length):
+    examples = _data().examples_of_size(6, length, seed=0)
+    assert len(examples) == 6
+    assert max(len(e.tokens) for e in examples) == length
+    assert all(e.start < e.end < len(e.tokens) - 1 for e in examples)

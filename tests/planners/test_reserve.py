@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from mimose.plan import Plan
+from mimose.planners.mimose.reserve import WINDOW, Reserve
+from mimose.records import Situation, StepRecord
+
+PLAN = Plan.keep_all(2)
+
+
+def step(reserve, length, predicted, reserved, before=0, phase="responsive", **changes):
+    situation = Situation(100, reserved_bytes=before)
+    record = StepRecord((12, length), PLAN, phase, situation)
+    record.predicted_peak_bytes = predicted
+    record.peak_allocated_bytes = predicted
+    record.peak_reserved_bytes = reserved
+    for name, value in changes.items():
+        setattr(record, name, value)
+    reserve.observe(record)
+
+
+def test_starts_at_five_percent_and_grows_with_what_is_seen():
+    reserve = Reserve(10_000)
+    assert reserve.margin_bytes == 500
+    step(reserve, 100, 5000, 5800)
+    assert reserve.margin_bytes == 800
+    step(reserve, 200, 6000, 6100, before=5800)
+    assert reserve.margin_bytes == 800
+
+
+def test_a_short_batch_after_a_long_one_tells_nothing():
+    reserve = Reserve(10_000)
+    step(reserve, 400, 8000, 8200)
+    step(reserve, 60, 2000, 8200, before=8200)
+    step(reserve, 70, 2500, 8300, before=8200)
+    assert reserve.margin_bytes == 500
+
+
+def test_what_was_cached_before_is_not_the_step_s_doing():
+    reserve = Reserve(10_000)
+    step(reserve, 400, 5000, 5200)
+    step(reserve, 380, 4000, 7200, before=5200)
+    step(reserve, 410, 5100, 7300, before=7200)
+    assert reserve.margin_bytes == 500
+
+
+def test_forgets_after_fifty_telling_steps():
+    reserve = Reserve(10_000)
+    step(reserve, 100, 1000, 1900)
+    assert reserve.margin_bytes == 900
+    for i in range(WINDOW):
+        step(reserve, 101 + i, 2000 + i, 2100 + i, before=2099 + i)
+    assert reserve.margin_bytes < 500
+
+
+def test_a_fixed_margin_stays():
+    reserve = Reserve(10_000, fixed=0)
+    step(reserve, 100, 5000, 5800)
+    assert reserve.margin_bytes == 0
+
+
+def test_sheltered_steps_count_by_what_was_measured():
+    reserve = Reserve(10_000)
+    step(reserve, 100, 1000, 5100, phase="sheltered", peak_allocated_bytes=5000)
+    assert reserve.margin_bytes == 500
+
+
+def test_a_step_that_had_to_be_retried_did_not_have_room_enough():
+    reserve = Reserve(10_000)
+    step(reserve, 100, 9300, 9000, outcome="retried")
+    assert reserve.margin_bytes == 800
+
+
+def test_no_release_while_there_is_room():
+    reserve = Reserve(10_000)
+    assert not reserve.needs_release((12, 100), 5000, Situation(100, reserved_bytes=200))
+
+
+def test_release_before_a_larger_step_than_the_cache_can_serve():
+    reserve = Reserve(10_000)
+    step(reserve, 100, 5000, 5200)
+    now = Situation(100, reserved_bytes=5200)
+    assert reserve.needs_release((12, 300), 9000, now)
+    assert not reserve.needs_release((12, 110), 4000, now)
+    # A longer batch that recomputes more: its tensors are larger than anything cached.
+    assert reserve.needs_release((12, 300), 4950, now)
+
+
+def test_a_size_seen_since_finds_its_own_pieces():
+    reserve = Reserve(10_000)
+    step(reserve, 400, 9300, 9800)
+    now = Situation(100, reserved_bytes=9800)
+    assert not reserve.needs_release((12, 400), 9300, now)
+    assert reserve.needs_release((12, 390), 9200, now)
+    reserve.released()
+    assert reserve.needs_release((12, 400), 9300, now)
+
+
+def test_growth_that_was_seen_is_expected_again():
+    reserve = Reserve(10_000)
+    step(reserve, 400, 6000, 6100)
+    now = Situation(100, reserved_bytes=8200)
+    assert not reserve.needs_release((12, 390), 5900, now)
+    step(reserve, 300, 5000, 8200, before=6100)
+    assert reserve.needs_release((12, 390), 5900, now)
+
+
+def test_nothing_cached_is_nothing_to_hand_back():
+    reserve = Reserve(10_000)
+    assert not reserve.needs_release((12, 400), 20_000, Situation(100, reserved_bytes=100))
+
+
+def test_state_round_trips():
+    reserve, again = Reserve(10_000), Reserve(10_000)
+    step(reserve, 100, 5000, 5800)
+    again.load_state_dict(reserve.state_dict())
+    assert again.margin_bytes == 800
+    assert again.state_dict() == reserve.state_dict()

@@ -1,0 +1,264 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mimose_bench import cli
+from mimose_bench.experiments.records import RunWriter
+from mimose_bench.experiments.tasks import TASKS
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run the command line in this process; returns exit code, stdout and stderr."""
+    monkeypatch.delenv("MIMOSE_DEBUG", raising=False)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["mimose-bench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return ended.value.code or 0, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A folder of three runs over the same batches: finished, out of memory, and still going."""
+    root = tmp_path / "results"
+    for planner, budget, seconds in [("baseline", None, 1.0), ("full", 60, 1.3), ("dtr", 60, 2.0)]:
+        writer = RunWriter.create(
+            root,
+            task="qa-bert",
+            planner=planner,
+            budget="none" if budget is None else "60MB",
+            device="cpu",
+            budget_bytes=budget and budget * MIB,
+            device_label="measured on cpu",
+        )
+        for step in range(6):
+            died = planner == "full" and step == 5
+            writer.add(
+                {
+                    "rank": 0,
+                    "step": step,
+                    "phase": "static",
+                    "input_size": 400 + step,
+                    "batch_size": 4,
+                    "sequence_length": 100 + step,
+                    "plan": "keep 0-11",
+                    "num_recomputed": 0,
+                    "loss": None if died else 3.0 - step,
+                    "outcome": "oom" if died else "ok",
+                    "step_seconds": None if died else seconds,
+                    "peak_allocated_bytes": 50 * MIB,
+                    "peak_reserved_bytes": 55 * MIB,
+                    "num_alloc_retries": 0,
+                }
+            )
+        if planner == "dtr":
+            writer.flush()
+        else:
+            writer.finish("oom" if planner == "full" else "done")
+    return root
+
+
+def names(results):
+    return {p.name.split("-")[2]: str(p) for p in results.iterdir()}
+
+
+def one_sentence(code, out, err, expected=1):
+    assert code == expected
+    assert out == ""
+    (line,) = err.splitlines()
+    return line
+
+
+# -- the command itself
+
+
+def test_help_is_quick_because_it_imports_nothing_heavy():
+    script = (
+        "import sys, mimose_bench.cli as cli\n"
+        "sys.argv = ['mimose-bench', '--help']\n"
+        "try:\n    cli.main()\n"
+        "except SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'pandas', 'matplotlib', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    for verb in ("list", "plan", "run", "show", "compare", "plot", "doctor", "smoke"):
+        assert f"\n  {verb} " in done.stdout
+
+
+@pytest.mark.parametrize("command", cli.app.registered_commands, ids=lambda c: c.callback.__name__)
+def test_every_option_has_help(command):
+    import typing
+
+    hints = typing.get_type_hints(command.callback, include_extras=True)
+    hints.pop("return")
+    assert hints
+    for name, hint in hints.items():
+        (option,) = hint.__metadata__
+        assert option.help, f"{name} has no help"
+    assert command.callback.__doc__
+
+
+def test_usage_errors_exit_with_2(call):
+    code, out, err = call("run", "--no-such-option")
+    assert (code, out) == (2, "")
+    assert "--no-such-option" in err
+    assert call("no-such-verb")[0] == 2
+    assert call("run", "--steps", "many")[0] == 2
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_is_no_error(unbuffered, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    command = f"{sys.executable} -m mimose_bench.cli list | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_interruption_exits_with_130(call, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mimose_bench.experiments.reading.open_run", interrupt)
+    code, out, err = call("show")
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
+
+
+def test_debugging_shows_the_traceback(monkeypatch):
+    monkeypatch.setenv("MIMOSE_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["mimose-bench", "show", "nothing"])
+    with pytest.raises(ValueError, match="no run called"):
+        cli.main()
+
+
+# -- what there is
+
+
+def test_list_names_what_there_is(call):
+    from mimose.planners import PLANNERS
+
+    code, out, _ = call("list", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert set(found["tasks"]) == set(TASKS)
+    assert set(found["planners"]) == set(PLANNERS)
+    assert all(found["planners"].values())
+    plain = call("list")[1]
+    assert all(name in plain for name in (*TASKS, *PLANNERS, "cuda"))
+
+
+def test_doctor_looks_at_everything(call, monkeypatch, tmp_path):
+    monkeypatch.setattr("mimose_bench.experiments.data.hub.is_reachable", lambda: False)
+    code, out, _ = call("doctor", "--json", "--out", tmp_path)
+    findings = {finding["name"]: finding for finding in json.loads(out)}
+    assert code == any(finding["state"] == "missing" for finding in findings.values())
+    assert findings["torch"]["state"] == "ok"
+    assert findings["Hugging Face hub"]["advice"]
+    assert findings[f"disk for {tmp_path}"]["state"] == "ok"
+    assert "torch" in call("doctor", "--out", tmp_path)[1]
+
+
+def test_doctor_says_how_to_get_a_compiler(call, monkeypatch, tmp_path):
+    monkeypatch.setattr("mimose_bench.experiments.data.hub.is_reachable", lambda: False)
+    monkeypatch.setattr("mimose.devices.library.find_compiler", lambda: None)
+    code, out, _ = call("doctor", "--out", tmp_path)
+    assert code == 1
+    assert "apt-get install g++" in out
+
+
+# -- what a user can get wrong
+
+
+@pytest.mark.parametrize("budget", ["abc", "-3GB", "0", ""])
+def test_a_budget_that_is_none_is_one_sentence(call, budget):
+    assert "number of bytes" in one_sentence(*call("run", "--budget", budget))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--steps", "0"], "--steps must be at least 1"),
+        (["--scale", "huge"], "--scale must be"),
+        (["--planner-option", "novalue"], "KEY=VALUE"),
+        (["--planner", "mimosa"], "mimose"),
+        (["--plan", "keep 0"], "--planner fixed"),
+        (["--margin", "lots"], "number of bytes"),
+    ],
+)
+def test_a_wrong_option_of_run_is_one_sentence(call, options, expected, tmp_path):
+    assert expected in one_sentence(*call("run", "--out", tmp_path, *options))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lengths", ["", "12,x", "0"])
+def test_wrong_lengths_are_one_sentence(call, lengths):
+    assert "--lengths" in one_sentence(*call("plan", "--lengths", lengths))
+
+
+def test_a_wrong_run_is_one_sentence(call, results):
+    near = names(results)["full"][:-1].rpartition("/")[2]
+    line = one_sentence(*call("show", near, "--results", results))
+    assert line.startswith(f"mimose-bench: there is no run called '{near}': did you mean")
+    assert "two runs" in one_sentence(*call("compare", names(results)["full"]))
+    assert "no run in" in one_sentence(*call("plot", "--results", results / "away"))
+
+
+# -- reading
+
+
+def test_show_prints_and_gives_json(call, results):
+    path = names(results)["full"]
+    code, out, err = call("show", path)
+    assert (code, err) == (0, "")
+    assert "out of memory" in out
+    assert "measured on cpu" in out
+    document = json.loads(call("show", path, "--json")[1])
+    assert document["summary"]["num_oom"] == 1
+    assert document["schema_version"] == 1
+
+
+def test_show_reads_a_killed_run_and_says_what_it_passed_over(call, results):
+    path = names(results)["dtr"]
+    code, out, err = call("show", path)
+    assert (code, err) == (0, "")
+    assert "running, or killed" in out
+    Path(path, "steps.parts", "000001.parquet").write_bytes(b"PAR1 and no more")
+    code, _, err = call("show", path, "--json")
+    assert code == 0
+    assert err.startswith("warning: ")
+    assert "000001.parquet was passed over" in err
+
+
+def test_compare_pairs_steps_with_the_first_run(call, results):
+    paths = names(results)
+    code, out, _ = call("compare", paths["baseline"], paths["full"], paths["dtr"], "--json")
+    rows = {row["planner"]: row for row in json.loads(out)}
+    assert code == 0
+    assert rows["full"]["time_ratio"] == pytest.approx(1.3)
+    assert rows["full"]["num_pairs"] == 5
+    assert rows["dtr"]["time_ratio"] == pytest.approx(2.0)
+    assert rows["dtr"]["max_loss_difference"] == 0
+    table = call("compare", paths["baseline"], paths["full"])[1]
+    assert "1.300" in table
+    assert "out of memory at step 5" in table
+
+
+def test_plot_writes_the_figures_asked_for(call, results, tmp_path):
+    code, out, _ = call(
+        "plot", "--results", results, "--out", tmp_path / "f", "--figure", "loss", "--json"
+    )
+    assert code == 0
+    assert json.loads(out) == [str(tmp_path / "f/loss.png"), str(tmp_path / "f/loss.pdf")]
+    line = one_sentence(*call("plot", "--results", results, "--figure", "los"))
+    assert "did you mean 'loss'" in line

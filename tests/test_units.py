@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mimose.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("6GB", 6 * GIB),
+        ("6GiB", 6 * GIB),
+        ("6 g", 6 * GIB),
+        ("1.5 MiB", 3 * MIB // 2),
+        (".5kb", KIB // 2),
+        ("2tb", 2 * TIB),
+        ("512", 512),
+        ("512B", 512),
+        (" 7. MB ", 7 * MIB),
+        (4096, 4096),
+    ],
+)
+def test_reads_bytes(text: str | int, value: int) -> None:
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["abc", "", "-3GB", "3XB", "GB", "1e9", "6 G B", "nan", "6GBs"])
+def test_what_is_not_bytes_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a number of bytes: give"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("value", [True, 1.5, None])
+def test_other_types_are_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="is not a number of bytes: give"):
+        parse_bytes(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["0", "0GB", 0, -1, "0.0001"])
+def test_a_budget_is_positive(text: str | int) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        parse_bytes(text)
+
+
+@given(st.integers(1, 2**62))
+def test_whole_numbers_are_read_exactly(value: int) -> None:
+    assert parse_bytes(value) == value
+    assert parse_bytes(str(value)) == value
+
+
+@given(st.integers(1, 2**50))
+def test_what_is_printed_can_be_read(value: int) -> None:
+    assert parse_bytes(format_bytes(value)) == pytest.approx(value, rel=0.006, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        (int(5.86 * GIB), "5.86 GiB"),
+        (-3 * MIB, "-3.00 MiB"),
+        (2 * TIB, "2.00 TiB"),
+    ],
+)
+def test_prints_bytes(value: int, text: str) -> None:
+    assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (5e-6, "5.0 us"),
+        (0.0123, "12.3 ms"),
+        (1.5, "1.50 s"),
+        (61, "1 min 01 s"),
+        (59.999, "1 min 00 s"),
+        (3720, "1 h 02 min"),
+        (-0.5, "-500.0 ms"),
+        (float("nan"), "n/a"),
+        (9.9999e-4, "1.0 ms"),
+        (0.99999, "1.00 s"),
+        (float("inf"), "n/a"),
+    ],
+)
+def test_prints_seconds(value: float, text: str) -> None:
+    assert format_seconds(value) == text
+
+
+@given(st.floats(0, 1e7))
+def test_no_time_prints_more_than_its_unit_holds(value: float) -> None:
+    number = format_seconds(value).split()[0]
+    assert float(number) < 1000 or value > 3600
