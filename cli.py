@@ -375,6 +375,35 @@ def smoke(
         raise typer.Exit(1)
 
 
+@app.command()
+def demo(
+    device: Device = "auto",
+    scale: Scale = "small",
+    steps: Annotated[int, typer.Option("--steps", help="Training steps of each run.")] = 40,
+    out: Out = RESULTS,
+    figures: Annotated[Path, typer.Option("--figures", help="Folder for the figures.")] = Path(
+        "figures"
+    ),
+) -> None:
+    """Train the same batches without a limit and under one budget; compare and draw them."""
+    from mimose_bench.experiments import comparing, tables
+    from mimose_bench.experiments.cells import CellError
+    from mimose_bench.experiments.comparison import make_comparison
+    from mimose_bench.experiments.records import load_run
+    from mimose_bench.plots import draw_figures
+
+    arguments = ["--task", "qa-bert", "--scale", scale, "--device", device, "--data", "synthetic"]
+    try:
+        comparison = make_comparison(arguments, steps=steps, out=out, say=_say)
+    except CellError as error:
+        raise ValueError(str(error)) from error
+    runs = [load_run(cell.folder) for cell in comparison.cells]
+    print(tables.comparison(comparing.compare(runs)))
+    print()
+    for path in draw_figures(runs, figures, (), paper=True):
+        print(path)
+
+
 # -- reading
 
 
@@ -418,11 +447,10 @@ def compare(
         _print_json(rows)
         return
     print(tables.comparison(rows))
-    pairs = min(row["num_pairs"] for row in rows)
     print(
-        f"\ntime: sum over the steps that both runs finished (at least {pairs}), relative to the "
-        "first run; the interval is a bootstrap over those steps.\nviolations: out-of-memory "
-        "steps, retried steps and allocator retries."
+        "\ntime: sum over the paired steps, those that both runs finished, relative to the first "
+        "run; the interval is a bootstrap over them.\nviolations: out-of-memory steps, retried "
+        "steps and allocator retries."
     )
 
 

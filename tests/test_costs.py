@@ -217,6 +217,7 @@ def chains_and_plans(draw: st.DrawFn) -> tuple[Chain, Plan]:
     return chain, Plan(count, draw(regions(0, count - 1)))
 
 
+@settings(deadline=None)
 @given(chain=chains(quiet=True), data=st.data())
 def test_exact_for_one_block_regions(chain: Chain, data: st.DataObject) -> None:
     count = len(chain.blocks)
@@ -225,7 +226,7 @@ def test_exact_for_one_block_regions(chain: Chain, data: st.DataObject) -> None:
     assert peak.bytes == 17 + Simulator(chain).run(plan)
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(chains_and_plans())
 def test_never_too_low_and_off_by_temporaries_at_most(case: tuple[Chain, Plan]) -> None:
     chain, plan = case
@@ -241,6 +242,7 @@ def test_never_too_low_and_off_by_temporaries_at_most(case: tuple[Chain, Plan]) 
     assert predicted <= simulated + most
 
 
+@settings(deadline=None)
 @given(chains_and_plans(), st.booleans())
 def test_gradients_that_grow_are_counted(case: tuple[Chain, Plan], ready: bool) -> None:
     chain, plan = case
@@ -253,6 +255,7 @@ def test_gradients_that_grow_are_counted(case: tuple[Chain, Plan], ready: bool) 
     assert predicted <= resident + gradients + (0 if ready else chain.optimizer_state)
 
 
+@settings(deadline=None)
 @given(chains(), st.data(), st.booleans())
 def test_fast_path_equals_general_path(
     chain: Chain, data: st.DataObject, grads_resident: bool

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mimose.plan import Plan, Region
@@ -33,17 +34,20 @@ def leaves(items: tuple[Region, ...]) -> set[tuple[int, int]]:
     return {s for r in items for s in {(r.first, r.last)} | leaves(r.inner)}
 
 
+@settings(deadline=None)
 @given(plans())
 def test_text_round_trips(plan: Plan) -> None:
     assert Plan.parse(str(plan), plan.num_blocks) == plan
     assert Plan.parse(str(plan)) == plan
 
 
+@settings(deadline=None)
 @given(plans())
 def test_json_round_trips(plan: Plan) -> None:
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
+@settings(deadline=None)
 @given(plans())
 def test_counts_agree(plan: Plan) -> None:
     assert plan.num_recomputed == len(plan.recomputed)
@@ -51,6 +55,7 @@ def test_counts_agree(plan: Plan) -> None:
     assert plan.spans_blocks == any(len(r) > 1 for r in plan.regions)
 
 
+@settings(deadline=None)
 @given(plans(), st.sets(st.integers(1, 11)))
 def test_cutting_leaves_no_region_across_a_cut(plan: Plan, cuts: set[int]) -> None:
     cut = plan.cut(cuts)
@@ -60,6 +65,7 @@ def test_cutting_leaves_no_region_across_a_cut(plan: Plan, cuts: set[int]) -> No
     assert plan.cut([]) == plan
 
 
+@settings(deadline=None)
 @given(plans())
 def test_cut_everywhere_is_one_region_a_block(plan: Plan) -> None:
     each = Plan.recompute_each(plan.num_blocks, plan.recomputed)
@@ -128,17 +134,17 @@ def test_bad_json_says_what_is_right(data: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "complaint"),
     [
-        lambda: Plan(0),
-        lambda: Plan(2, (Region(0, 2),)),
-        lambda: Plan(4, (Region(2, 3), Region(0, 1))),
-        lambda: Plan(4, (Region(0, 1), Region(1, 2))),
-        lambda: Region(2, 1),
-        lambda: Region(-1, 0),
-        lambda: Region(0, 1, (Region(0, 1),)),
+        (lambda: Plan(0), "at least one block"),
+        (lambda: Plan(2, (Region(0, 2),)), "0-2 is not"),
+        (lambda: Plan(4, (Region(2, 3), Region(0, 1))), "0-1 is not"),
+        (lambda: Plan(4, (Region(0, 1), Region(1, 2))), "1-2 is not"),
+        (lambda: Region(2, 1), "runs from a block"),
+        (lambda: Region(-1, 0), "runs from a block"),
+        (lambda: Region(0, 1, (Region(0, 1),)), "holds itself"),
     ],
 )
-def test_what_is_not_a_plan_cannot_be_made(make: object) -> None:
-    with pytest.raises(ValueError, match="."):
-        make()  # type: ignore[operator]
+def test_what_is_not_a_plan_cannot_be_made(make: Callable[[], object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        make()

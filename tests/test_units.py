@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mimose.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, parse_bytes
@@ -44,12 +44,14 @@ def test_a_budget_is_positive(text: str | int) -> None:
         parse_bytes(text)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2**62))
 def test_whole_numbers_are_read_exactly(value: int) -> None:
     assert parse_bytes(value) == value
     assert parse_bytes(str(value)) == value
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2**50))
 def test_what_is_printed_can_be_read(value: int) -> None:
     assert parse_bytes(format_bytes(value)) == pytest.approx(value, rel=0.006, abs=1)
@@ -90,6 +92,7 @@ def test_prints_seconds(value: float, text: str) -> None:
     assert format_seconds(value) == text
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e7))
 def test_no_time_prints_more_than_its_unit_holds(value: float) -> None:
     number = format_seconds(value).split()[0]

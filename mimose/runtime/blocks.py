@@ -64,11 +64,14 @@ def find_blocks(model: nn.Module, blocks: Sequence[str] | None = None) -> list[B
 
 
 def _refuse_own_checkpointing(model: nn.Module) -> None:
+    # Recent versions of transformers call it by its other name and warn at the old one.
+    names = ("activation_checkpointing_disable", "gradient_checkpointing_disable")
+    switch = names[0] if hasattr(model, names[0]) else names[1]
     for name, module in model.named_modules():
         if getattr(module, "gradient_checkpointing", False) is True:
             raise ValueError(
                 f"gradient checkpointing is already on in {name or type(model).__name__}: turn it "
-                "off with model.gradient_checkpointing_disable() before attaching"
+                f"off with model.{switch}() before attaching"
             )
 
 

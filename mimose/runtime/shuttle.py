@@ -117,6 +117,8 @@ class Collector:
         random = device.rng_state()
         outer = active_checkpoint()
         sample.inside_checkpoint = outer is not None
+        # Hugging Face's flag, switched on after the model was attached.
+        sample.checkpointed = getattr(wrapper.module, "gradient_checkpointing", False) is True
         low = device.mark().allocated
         before = device.now()
         if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
@@ -146,7 +148,6 @@ class Collector:
             low = device.mark().allocated
             sample.stamps = (start, before, after, device.now())
             result = rerun()
-            sample.checkpointed = True
             sample.checkpoint_peak = _peak(device.mark()) - low
         else:
             sample.stamps = (start, before, after, start)

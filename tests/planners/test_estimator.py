@@ -27,7 +27,7 @@ def assert_same(predicted, true):
     np.testing.assert_allclose(predicted.forward_seconds, true.forward_seconds, rtol=1e-6)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(st.integers(20, 512), min_size=3, max_size=10), st.integers(20, 512))
 def test_exact_on_quadratics(machine, lengths, unseen):
     m = machine()

@@ -132,8 +132,7 @@ def test_a_model_that_starts_to_need_more_is_measured_again(machine):
     sheltered = [d.phase for d, _ in seen].count("sheltered")
     assert 1 <= sheltered <= 12
     late = [r for _, r in seen[150:] if r.phase == "responsive"]
-    assert all(r.predicted_peak_bytes >= 0.98 * r.peak_allocated_bytes for r in late)
-    assert all(r.peak_allocated_bytes <= m.info.budget_bytes for r in late)
+    assert all(r.peak_reserved_bytes <= m.info.budget_bytes for r in late)
 
 
 def test_too_large_for_the_budget_is_infeasible_and_says_what_would_do(machine):
@@ -342,7 +341,9 @@ def test_an_estimator_that_predicts_too_little_is_caught_by_inflation(machine, m
     records = [m.step(planner, (12, rng.randint(300, 500)))[1] for _ in range(60)]
     assert records[0].peak_allocated_bytes > 1.02 * records[0].predicted_peak_bytes
     late = [r for r in records[-20:] if r.phase == "responsive"]
-    assert all(r.peak_allocated_bytes <= 1.02 * r.predicted_peak_bytes for r in late)
+    assert all(r.peak_allocated_bytes <= m.info.budget_bytes for r in late)
+    # What is reported stays the estimator's own figure, as bad as it is.
+    assert all(r.peak_allocated_bytes > 1.02 * r.predicted_peak_bytes for r in late)
 
 
 # -- the authors' variant

@@ -10,12 +10,11 @@ PLAN = Plan.keep_all(2)
 def step(reserve, length, predicted, reserved, before=0, phase="responsive", **changes):
     situation = Situation(100, reserved_bytes=before)
     record = StepRecord((12, length), PLAN, phase, situation)
-    record.predicted_peak_bytes = predicted
     record.peak_allocated_bytes = predicted
     record.peak_reserved_bytes = reserved
     for name, value in changes.items():
         setattr(record, name, value)
-    reserve.observe(record)
+    reserve.observe(record, predicted)
 
 
 def test_starts_at_five_percent_and_grows_with_what_is_seen():

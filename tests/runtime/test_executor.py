@@ -1,6 +1,7 @@
 """What is recomputed, what must not be, and what it costs."""
 
 import copy
+import inspect
 import time
 from typing import Any
 
@@ -393,3 +394,27 @@ def test_overhead_of_kept_blocks(device: Any) -> None:
     assert (mixed - reference) / 200 < 9e-6
     assert nothing - reference < 200 * 3e-6 + 150e-6
     print(f"{(mixed - reference) / 200 * 1e6:.2f} us a block, {(nothing - reference) * 1e6:.1f} us")
+
+
+def test_caches(device: Any) -> None:
+    config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=3, n_head=2, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config).train()
+    tokens = torch.randint(0, 20, (2, 5))
+    after: list[int] = []
+    executor = Executor(
+        model, device, find_blocks(model), after_forward=lambda: after.append(executor.version)
+    )
+    for plan in (Plan.keep_all(3), Plan.recompute_each(3)):
+        executor.begin(plan)
+        output = model(tokens, use_cache=True)
+        assert not {"cache", "past_key_values"} & set(output)
+        assert executor.effective_plan == plan
+    assert len(after) == 2
+    assert config.use_cache
+    # A cache that the caller brings along must be written once: its blocks are kept.
+    cache = transformers.DynamicCache()
+    executor.begin(Plan.recompute_each(3))
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    model(tokens, **{name: cache}).logits.sum().backward()
+    assert cache.get_seq_length() == 5
+    assert executor.effective_plan == Plan.keep_all(3)

@@ -67,7 +67,7 @@ def test_a_known_block_is_measured_exactly(cpu: CpuDevice) -> None:
         assert sample.output_bytes == tensor
         # The product, its tanh and the next product live at once; then the sum.
         assert sample.kept_peak_bytes == 3 * tensor
-        assert sample.checkpointed
+        assert not sample.checkpointed
         assert not sample.inside_checkpoint
         assert not sample.around_checkpoint
         assert sample.forward_seconds > 0
@@ -180,6 +180,27 @@ def test_checkpoints_within_a_block_are_flagged(layer: type[nn.Module], cpu: Cpu
         assert [s.around_checkpoint for s in collected.blocks] == [False, True]
 
 
+def test_a_flag_switched_on_later_is_seen(cpu: CpuDevice) -> None:
+    model = bert()
+    executor = Executor(model, cpu, find_blocks(model))
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable()
+    measured_step(
+        executor,
+        cpu,
+        Plan.keep_all(4),
+        {
+            "input_ids": torch.randint(0, 100, (2, 16)),
+            "start_positions": torch.tensor([1, 2]),
+            "end_positions": torch.tensor([1, 2]),
+        },
+        collect=True,
+    )
+    collected = executor.collected()
+    assert collected is not None
+    assert all(sample.checkpointed for sample in collected.blocks)
+
+
 def test_a_checkpoint_around_the_model_is_flagged(cpu: CpuDevice) -> None:
     model = Stack(2).train()
     executor = Executor(model, cpu, find_blocks(model))
@@ -204,11 +225,7 @@ def test_frozen_blocks_are_measured_but_not_run_twice(cpu: CpuDevice) -> None:
     assert executor.free == {0}
     assert calls == [1]
     first = collected.blocks[0]
-    assert (first.activation_bytes, first.checkpointed, first.backward_peak_bytes) == (
-        0,
-        False,
-        None,
-    )
+    assert (first.activation_bytes, first.backward_peak_bytes) == (0, None)
 
 
 @pytest.mark.parametrize(

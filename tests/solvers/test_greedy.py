@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mimose.solvers import greedy
@@ -54,17 +54,20 @@ def authors_slowly(est_mem, excess):
     return chosen
 
 
+@settings(deadline=None)
 @given(blocks, excesses)
 def test_printed_equals_the_algorithm_line_by_line(est_mem, excess):
     assert greedy.printed(est_mem, excess) == printed_slowly(est_mem, excess)
 
 
+@settings(deadline=None)
 @given(blocks, excesses)
 def test_authors_equals_their_rule_done_slowly(est_mem, excess):
     assert greedy.authors(est_mem, excess) == authors_slowly(est_mem, excess)
 
 
 @pytest.mark.parametrize("rule", [greedy.printed, greedy.authors])
+@settings(deadline=None)
 @given(est_mem=blocks, excess=excesses, data=st.data())
 def test_frees_enough_of_the_candidates_and_no_more_picks_than_needed(rule, est_mem, excess, data):
     candidates = data.draw(st.sets(st.integers(0, len(est_mem) - 1)))

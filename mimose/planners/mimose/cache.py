@@ -24,8 +24,8 @@ class Entry:
         grads_resident: Gradient state that it was made for.
         optimizer_ready: Optimizer state that it was made for.
         needed_bytes: Resident bytes, the step's and the margin, when it was made.
-        step_bytes: Predicted peak above the resident bytes at ``size``.
-        least_step_bytes: The same at the other end of the sizes that round up to ``size``.
+        step_bytes: Predicted peak above the resident bytes that it was made for.
+        ends: The same at the smallest and at the largest size that round up to ``size``.
     """
 
     plan: Plan
@@ -35,7 +35,7 @@ class Entry:
     optimizer_ready: bool
     needed_bytes: int
     step_bytes: int
-    least_step_bytes: int
+    ends: tuple[int, int]
 
     def holds(
         self, situation: Situation, margin: int, inflation: float, budget: int, slack: int
@@ -72,8 +72,9 @@ class Entry:
 
         A straight line between the entry's two ends: off by a quadratic's bend over ``step``.
         """
+        low, high = self.ends
         if step == 1 or size == self.size:
-            return self.step_bytes
+            return high
         below = sum(u - x for u, x in zip(self.size[1:], size[1:]))
         share = below / ((step - 1) * (len(size) - 1))
-        return self.step_bytes - int((self.step_bytes - self.least_step_bytes) * share)
+        return high - int((high - low) * share)

@@ -15,8 +15,9 @@ class Drift:
 
     After a miss the next step is sheltered. If misses go on all the same, the samples are not the
     cause: each further one waits twice as long as the one before, until 20 predictions in a row
-    have held. Meanwhile predictions are raised by the largest under-prediction of the last 50
-    steps that were off, so that a systematic error costs some recomputation and not a violation.
+    have held. Once two of the last 50 steps needed more than predicted, plans are made for
+    predictions raised by the larger miss, so that a systematic error costs some recomputation and
+    not a violation. A single one is left to the margin.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class Drift:
 
     @property
     def inflation(self) -> float:
-        """By which share of a step's predicted bytes to raise the prediction."""
+        """By which share to raise a step's predicted bytes when planning."""
         return self._inflation
 
     def sheltered(self) -> None:
@@ -40,7 +41,7 @@ class Drift:
         """Compare a responsive step's prediction with what was measured.
 
         Args:
-            raw: Predicted peak before inflation, above the resident bytes.
+            raw: Predicted peak, not inflated, above the resident bytes.
             measured: Measured peak above the resident bytes.
             resident: Resident bytes.
             exact_size: Whether the prediction was for this very size. One for a larger size may
@@ -52,7 +53,7 @@ class Drift:
         short = measured - raw > tolerance
         covered = measured - raw * (1.0 + self._inflation) <= tolerance
         self._under.append(measured / max(raw, 1) - 1.0 if short else 0.0)
-        self._inflation = max(self._under)
+        self._inflation = max(self._under) if sum(u > 0 for u in self._under) > 1 else 0.0
         if covered and (not exact_size or raw - measured <= tolerance):
             self._calm += 1
             if self._calm >= _CALM:

@@ -9,6 +9,7 @@ gradient) gets a feature of its own as soon as several batch sizes tell the two 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,17 +145,16 @@ class Estimator:
         np.maximum(values, 0.0, out=values)
         numbers = np.rint(values[:split]).astype(np.int64).tolist()
         seconds = values[split:].tolist()
-        columns = {
+        columns: dict[str, Any] = {
             name: tuple(numbers[i * count : (i + 1) * count]) for i, name in enumerate(PER_BLOCK)
         }
-        outside = dict(zip(OUTSIDE, numbers[len(PER_BLOCK) * count :]))
+        columns.update(zip(OUTSIDE, numbers[len(PER_BLOCK) * count :]))
         optimizer_peak, optimizer_state = self._optimizer
         return Profile(
-            **columns,
-            **outside,
             forward_seconds=tuple(seconds),
             optimizer_peak=optimizer_peak,
             optimizer_state=optimizer_state,
+            **columns,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -34,10 +34,18 @@ _REACH = 2
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """What was predicted for the step under way, before inflation, above its resident bytes."""
+    """What was predicted for the step under way.
+
+    Attributes:
+        plan: Its plan.
+        step_bytes: Predicted peak above the resident bytes.
+        planned_peak: Peak that it was planned for: resident bytes included, inflated.
+        exact_size: Whether its size is within the fitted range.
+    """
 
     plan: Plan
     step_bytes: int
+    planned_peak: int
     exact_size: bool
 
 
@@ -158,7 +166,7 @@ class Mimose:
             known = self._known[signature] = Knowledge(info.block_names)
         if known.block_names == info.block_names:
             known.learn(record, info)
-        reserve.observe(record)
+        reserve.observe(record, None if pending is None else pending.planned_peak)
         if record.phase == "sheltered":
             self._drift.sheltered()
         elif (
@@ -234,12 +242,15 @@ class Mimose:
         step_bytes = self._step_bytes(profile, plan, situation)
         # The collector runs each block's forward once with its activations kept.
         step_bytes = max(step_bytes, max(map(sum, zip(profile.level, profile.kept_peak))))
-        peak = situation.resident_bytes + self._inflated(step_bytes)
+        resident = situation.resident_bytes
+        peak = resident + self._inflated(step_bytes)
         shapes_seen = estimator.num_shapes > 2 or estimator.covers(size)
         greatest = estimator.fitted_range[1]
         if shapes_seen and all(x <= _REACH * g for x, g in zip(size, greatest)):
             check_feasible(size, peak, reserve.margin_bytes, reserve.budget_bytes)
-        decision = Decision(plan, "sheltered", collect=True)
+        decision = Decision(
+            plan, "sheltered", collect=True, predicted_peak_bytes=resident + step_bytes
+        )
         return self._decide(decision, size, peak, situation, reserve, started, predicted)
 
     def _respond(
@@ -260,35 +271,47 @@ class Mimose:
         )
         below = size[1:] != estimator.clip(size)[1:]
         if entry is None or not hit:
-            top = estimator.clip(key)
             low = (size[0], *(x - self._cache_step + 1 for x in key[1:]))
-            profile = estimator.predict(top)
-            # Both ends of the straight line in between; below the range there is none.
-            low_profile = estimator.predict(low) if top == key else profile
+            profiles = [estimator.predict(estimator.clip(key)), estimator.predict(low)]
+            if below:
+                profiles.append(estimator.predict(key))
             predicted = time.perf_counter()
-            entry = self._make_entry(key, profile, low_profile, situation, reserve)
+            entry = self._make_entry(key, profiles, situation, reserve)
             known.plans[key] = entry
         if below and entry.plan.regions:
             # Planned as for the smallest size seen, it would recompute: worth a sample.
             return self._shelter(size, situation, known, reserve, started)
         step_bytes = entry.step_bytes_at(size, self._cache_step)
-        self._pending = _Pending(entry.plan, step_bytes, exact_size=not below)
-        peak = situation.resident_bytes + self._inflated(step_bytes)
+        resident = situation.resident_bytes
+        peak = resident + self._inflated(step_bytes)
+        self._pending = _Pending(entry.plan, step_bytes, peak, exact_size=not below)
         # Only a plan that recomputes all it can may exceed the budget; the rounded-up size's peak
         # is no reason to refuse this one.
         check_feasible(size, peak, reserve.margin_bytes, reserve.budget_bytes)
-        decision = Decision(entry.plan, "responsive", cache_hit=hit)
+        decision = Decision(
+            entry.plan,
+            "responsive",
+            cache_hit=hit,
+            predicted_peak_bytes=resident + step_bytes,
+        )
         return self._decide(decision, size, peak, situation, reserve, started, predicted)
 
     def _make_entry(
         self,
         key: Size,
-        profile: Profile,
-        low_profile: Profile,
+        profiles: Sequence[Profile],
         situation: Situation,
         reserve: Reserve,
     ) -> Entry:
-        """Plan for the rounded-up size, and predict both ends of what rounds up to it."""
+        """Plan for the rounded-up size, and predict both ends of what rounds up to it.
+
+        Args:
+            key: The rounded-up size.
+            profiles: Of the size to plan for, of the smallest one that rounds up to ``key`` and,
+                where it is not the one to plan for, of ``key`` itself.
+            situation: The state at the start of the step.
+            reserve: What the budget and the margin are.
+        """
         budget, margin = reserve.budget_bytes, reserve.margin_bytes
         resident = situation.resident_bytes
         unit = budget // _RESIDENT_SHARE + 1
@@ -298,7 +321,7 @@ class Mimose:
         allowed = roomy.resident_bytes + int(
             (budget - margin - roomy.resident_bytes) / (1.0 + inflation)
         )
-        plan, peak = schedule(profile, self.info, roomy, allowed, self._candidates)
+        plan, peak = schedule(profiles[0], self.info, roomy, allowed, self._candidates)
         step_bytes = peak.bytes - roomy.resident_bytes
         return Entry(
             plan=plan,
@@ -308,7 +331,12 @@ class Mimose:
             optimizer_ready=situation.optimizer_ready,
             needed_bytes=roomy.resident_bytes + self._inflated(step_bytes) + margin,
             step_bytes=step_bytes,
-            least_step_bytes=self._step_bytes(low_profile, plan, situation),
+            ends=(
+                self._step_bytes(profiles[1], plan, situation),
+                step_bytes
+                if len(profiles) == 2
+                else self._step_bytes(profiles[2], plan, situation),
+            ),
         )
 
     def _authors(
@@ -330,11 +358,18 @@ class Mimose:
             ready = situation.optimizer_ready
             needed = resident + step_bytes + reserve.margin_bytes
             entry = Entry(
-                plan, key, resident, situation.grads_resident, ready, needed, step_bytes, step_bytes
+                plan,
+                key,
+                resident,
+                situation.grads_resident,
+                ready,
+                needed,
+                step_bytes,
+                ends=(step_bytes, step_bytes),
             )
             known.plans[key] = entry
         peak = situation.resident_bytes + entry.step_bytes
-        decision = Decision(entry.plan, "responsive", cache_hit=hit)
+        decision = Decision(entry.plan, "responsive", cache_hit=hit, predicted_peak_bytes=peak)
         return self._decide(decision, size, peak, situation, reserve, started, predicted)
 
     def _decide(
@@ -347,7 +382,17 @@ class Mimose:
         started: float,
         predicted: float | None,
     ) -> Decision:
-        """Complete a decision with its prediction, the time it took and the state of the cache."""
+        """Complete a decision with the time it took and whether to hand cached memory back.
+
+        Args:
+            decision: The decision so far.
+            size: The step's size.
+            peak: The peak that it was planned for.
+            situation: The state at the start of the step.
+            reserve: What the budget and the margin are.
+            started: When deciding began.
+            predicted: When estimating ended, if there was any.
+        """
         release = self.variant == "printed" and reserve.needs_release(size, peak, situation)
         if release:
             reserve.released()
@@ -357,7 +402,7 @@ class Mimose:
             decision.plan,
             decision.phase,
             decision.collect,
-            peak,
+            decision.predicted_peak_bytes,
             decision.cache_hit,
             estimating,
             now - started - estimating,

@@ -82,10 +82,15 @@ class Reserve:
         """Take note that cached memory was handed back."""
         self._forget_cache()
 
-    def observe(self, record: StepRecord) -> None:
-        """Learn from a finished step."""
+    def observe(self, record: StepRecord, planned: int | None) -> None:
+        """Learn from a finished step.
+
+        Args:
+            record: The step.
+            planned: The peak of allocated bytes that it was planned for, if it was.
+        """
         reserved = record.peak_reserved_bytes
-        predicted = record.predicted_peak_bytes
+        predicted = planned
         if predicted is None or record.phase == "sheltered":
             # A sheltered step is there because its prediction is not to be trusted yet.
             predicted = record.peak_allocated_bytes

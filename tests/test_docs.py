@@ -1,0 +1,52 @@
+"""Every command and every path that the documents show is there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mimose_bench import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/planners.md", "docs/design.md"]
+COMMANDS = [
+    (page, line.strip())
+    for page in PAGES
+    for line in (ROOT / page).read_text(encoding="utf-8").splitlines()
+    if line.startswith("    mimose-bench ")
+]
+
+
+def options_of(verb):
+    import typer
+
+    command = typer.main.get_command(cli.app).commands[verb]
+    return {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
+def test_a_command_in_the_documents_exists(page, line):
+    _, verb, *arguments = shlex.split(line)
+    given = {argument for argument in arguments if argument.startswith("--")}
+    assert given <= options_of(verb)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
+    for target in links:
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_make_targets_in_the_documents_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for target in re.findall(r"^    make ([a-z-]+)", text, flags=re.M):
+            assert re.search(rf"^{target}:", makefile, flags=re.M), target
+
+
+def test_the_readme_names_the_test_command():
+    assert re.search(r"^    make test$", (ROOT / "README.md").read_text(), flags=re.M)
