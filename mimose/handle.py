@@ -7,6 +7,7 @@ loop the model's forward pass opens them, and a step closes when the next one op
 
 from __future__ import annotations
 
+import operator
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from torch.optim.optimizer import (
 
 from mimose.devices import device_for
 from mimose.devices.base import Device
+from mimose.devices.tensors import storage_bytes
 from mimose.plan import Plan
 from mimose.planners import make_planner
 from mimose.planners.base import Planner
@@ -32,6 +34,8 @@ from mimose.runtime.sizes import size_of
 from mimose.units import format_bytes, parse_bytes
 
 SizeFunction = Callable[[tuple[Any, ...], Mapping[str, Any]], Size]
+
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 _attached: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -74,7 +78,7 @@ def attach(
         raise ValueError("this model is attached already: call detach() on its handle first")
     budget_bytes = None if budget is None else parse_bytes(budget)
     found = find_blocks(model, blocks)
-    parameters = _storage_bytes([*model.parameters(), *model.buffers()])
+    parameters = storage_bytes([*model.parameters(), *model.buffers()])
     if budget_bytes is not None and parameters > budget_bytes:
         raise ValueError(
             f"a budget of {format_bytes(budget_bytes)} is less than the model's parameters take "
@@ -286,14 +290,20 @@ class Handle:
         return self._step
 
     def _situation(self) -> Situation:
+        # These two loops are most of what a step costs a user: no generator, and out at the first.
         parameters = self._parameters
-        trainable = [p for p in parameters if p.requires_grad]
+        trainable = list(filter(_REQUIRES_GRAD, parameters))
+        grads_resident = bool(trainable)
+        for parameter in trainable:
+            if parameter.grad is None:
+                grads_resident = False
+                break
         kind = self.device.torch_device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         dtype = parameters[0].dtype if parameters else None
         return Situation(
             resident_bytes=self.device.allocated_bytes(),
-            grads_resident=bool(trainable) and all(p.grad is not None for p in trainable),
+            grads_resident=grads_resident,
             optimizer_ready=self._optimizer_ready,
             signature=f"{dtype}, autocast {autocast}, {len(trainable)} trainable",
             reserved_bytes=self.device.reserved_bytes(),
@@ -442,15 +452,10 @@ class _OpenStep:
         )
 
 
-def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
-
-
 def _grad_bytes(
     model: torch.nn.Module, block_modules: Sequence[torch.nn.Module]
 ) -> tuple[tuple[int, ...], int]:
-    """Return the gradient bytes of each block (a parameter counts where first used) and the rest."""
+    """Return each block's gradient bytes (a parameter counts where first used), and the rest."""
     seen: set[int] = set()
     grads = []
     for module in block_modules:

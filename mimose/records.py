@@ -51,6 +51,7 @@ class ModelInfo:
 
     @property
     def num_blocks(self) -> int:
+        """Number of blocks."""
         return len(self.block_names)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -240,6 +240,16 @@ def test_never_too_low_and_off_by_temporaries_at_most(case: tuple[Chain, Plan]) 
         for b, i in zip(chain.blocks, [chain.embedding, *(b.output for b in chain.blocks)])
     )
     assert predicted <= simulated + most
+
+
+@settings(deadline=None)
+@given(chains_and_plans())
+def test_exact_at_the_head_whatever_the_plan(case: tuple[Chain, Plan]) -> None:
+    chain, plan = case
+    chain = replace(chain, head=1_000_000)
+    peak = predict_peak(profile_of(chain), plan, info_of(chain), Situation(0))
+    assert peak.where == "head"
+    assert peak.bytes == Simulator(chain).run(plan)
 
 
 @settings(deadline=None)

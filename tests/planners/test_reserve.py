@@ -79,9 +79,14 @@ def test_release_before_a_larger_step_than_the_cache_can_serve():
     step(reserve, 100, 5000, 5200)
     now = Situation(100, reserved_bytes=5200)
     assert reserve.needs_release((12, 300), 9000, now)
-    assert not reserve.needs_release((12, 110), 4000, now)
-    # A longer batch that recomputes more: its tensors are larger than anything cached.
+    assert not reserve.needs_release((12, 90), 4900, now)
+    # Tensors larger than anything cached, and ones so small that they need other pieces.
     assert reserve.needs_release((12, 300), 4950, now)
+    assert reserve.needs_release((12, 60), 4950, now)
+    assert reserve.needs_release((6, 100), 4950, now)
+    # Even if nothing cached were of use there would be room.
+    assert not reserve.needs_release((12, 60), 4300, now)
+    assert reserve.needs_release((12, 60), 4401, now)
 
 
 def test_a_size_seen_since_finds_its_own_pieces():
@@ -99,7 +104,7 @@ def test_growth_that_was_seen_is_expected_again():
     step(reserve, 400, 6000, 6100)
     now = Situation(100, reserved_bytes=8200)
     assert not reserve.needs_release((12, 390), 5900, now)
-    step(reserve, 300, 5000, 8200, before=6100)
+    step(reserve, 310, 5000, 8200, before=6100)
     assert reserve.needs_release((12, 390), 5900, now)
 
 

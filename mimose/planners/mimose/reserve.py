@@ -26,6 +26,7 @@ WINDOW = 50
 """How many telling steps are remembered."""
 _START_SHARE = 0.05
 _ABOUT = 0.97
+_ALIKE = 4 / 3
 
 
 class Reserve:
@@ -48,7 +49,6 @@ class Reserve:
 
     def _forget_cache(self) -> None:
         self._largest = 0
-        self._lengths: tuple[int, ...] = ()
         self._seen: set[Size] = set()
 
     @property
@@ -68,15 +68,13 @@ class Reserve:
             predicted: Its predicted peak of allocated bytes.
             situation: The state at its start.
         """
-        if size in self._seen:
+        reserved, resident = situation.reserved_bytes, situation.resident_bytes
+        room = self.budget_bytes - reserved
+        # No step grows by more than this, even if nothing that is cached is of use to it.
+        most = predicted - resident + self._margin
+        if most <= room or reserved <= resident or size in self._seen:
             return False
-        if self._is_novel(size, predicted):
-            # Its tensors are larger than any cached piece: nothing there may be of use.
-            growth = predicted - situation.resident_bytes
-        else:
-            growth = max(self._growth)
-        reserved = situation.reserved_bytes
-        return reserved > situation.resident_bytes and reserved + growth > self.budget_bytes
+        return self._is_novel(size, predicted) or max(self._growth) > room
 
     def released(self) -> None:
         """Take note that cached memory was handed back."""
@@ -109,20 +107,17 @@ class Reserve:
         if record.outcome == "retried" or record.num_alloc_retries:
             self._forget_cache()
         self._largest = max(self._largest, predicted)
-        lengths = record.size[1:]
-        self._lengths = (
-            tuple(map(max, self._lengths, lengths))
-            if len(self._lengths) == len(lengths)
-            else lengths
-        )
         self._seen.add(record.size)
 
     def _is_novel(self, size: Size, predicted: int) -> bool:
-        lengths = size[1:]
-        return (
-            predicted > self._largest
-            or len(lengths) != len(self._lengths)
-            or any(x > y for x, y in zip(lengths, self._lengths))
+        """Whether what is cached may be of no use to a step.
+
+        A cached piece serves what is a little smaller. Much smaller tensors come from other pools
+        or leave most of a piece unused, larger ones do not fit, and a step that needs more than
+        any before needs more pieces.
+        """
+        return predicted > self._largest or not any(
+            all(x <= y <= _ALIKE * x for x, y in zip(size, seen)) for seen in self._seen
         )
 
     def _learn(self, fragmentation: int) -> None:
