@@ -26,6 +26,12 @@ def test_starts_at_five_percent_and_grows_with_what_is_seen():
     assert reserve.margin_bytes == 800
 
 
+def test_starts_at_no_less_than_a_segment():
+    assert Reserve(10_000, segment_bytes=700).margin_bytes == 700
+    assert Reserve(10_000, segment_bytes=300).margin_bytes == 500
+    assert Reserve(10_000, fixed=100, segment_bytes=700).margin_bytes == 100
+
+
 def test_a_short_batch_after_a_long_one_tells_nothing():
     reserve = Reserve(10_000)
     step(reserve, 400, 8000, 8200)

@@ -24,6 +24,8 @@ MOST_SHELTERED = 30
 """Sheltered execution ends after so many iterations whatever they showed."""
 
 _AUTHORS_MARGIN_SHARE = 0.1
+# The CUDA caching allocator's segments for requests of 1 to 10 MiB.
+_SEGMENT_BYTES = 20 << 20
 # Plans are made for a little more than what is resident now, so that the next batch's few more
 # bytes do not call for a new one; and are made anew once they are this much too careful.
 _RESIDENT_SHARE = 512
@@ -222,7 +224,7 @@ class Mimose:
         fixed = self._fixed_margin
         if fixed is None and self.variant == "authors":
             fixed = int(_AUTHORS_MARGIN_SHARE * budget)
-        reserve = Reserve(budget, fixed)
+        reserve = Reserve(budget, fixed, min(_SEGMENT_BYTES, budget // 8))
         if self._reserve_state is not None:
             reserve.load_state_dict(self._reserve_state)
         return reserve

@@ -35,12 +35,14 @@ class Reserve:
     Args:
         budget_bytes: Bound on reserved bytes.
         fixed: The margin in bytes, if it is not to be learned.
+        segment_bytes: Least start of the margin: what the allocator reserves at a time, of which
+            the last piece is rarely full. Under a budget of gigabytes 5 % is more.
     """
 
-    def __init__(self, budget_bytes: int, fixed: int | None = None) -> None:
+    def __init__(self, budget_bytes: int, fixed: int | None = None, segment_bytes: int = 0) -> None:
         self.budget_bytes = budget_bytes
         self._fixed = fixed
-        start = int(_START_SHARE * budget_bytes)
+        start = max(int(_START_SHARE * budget_bytes), segment_bytes)
         self._fragmentation = deque([start], WINDOW)
         # Growth of reserved bytes in steps that should have found all they need in the cache.
         self._growth = deque([start], WINDOW)
@@ -56,7 +58,7 @@ class Reserve:
         """Bytes to leave between the predicted peak of allocated bytes and the budget.
 
         The largest of (peak reserved - predicted peak allocated) over the last 50 telling steps,
-        sheltered ones included; it starts at 5 % of the budget.
+        sheltered ones included; it starts at 5 % of the budget or one segment.
         """
         return self._margin
 
