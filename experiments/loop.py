@@ -106,17 +106,18 @@ class Trainer:
         """
         handle, optimizer, scaler = self.handle, self.optimizer, self.scaler
         handle.begin(batch.size)
-        for attempt in handle.attempts():
-            with attempt:
-                with self.autocast:
-                    loss = self.task.loss(self.model, tensors)
-                scaler.scale(loss).backward()
-        value = float(loss.detach())
+        loss = handle.run(lambda: self._gradients(tensors))
         scaler.step(optimizer)
         scaler.update()
         record = handle.end()
         optimizer.zero_grad(set_to_none=self.config.zero_grad == "free")
-        return record, value
+        return record, loss
+
+    def _gradients(self, tensors: dict[str, torch.Tensor]) -> float:
+        with self.autocast:
+            loss = self.task.loss(self.model, tensors)
+        self.scaler.scale(loss).backward()
+        return float(loss.detach())
 
     def least_budget(self, batch: Batch) -> int | None:
         """Measure, with the limit lifted, the budget that ``batch`` needs fully recomputed.

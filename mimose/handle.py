@@ -11,8 +11,9 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim.optimizer import (
@@ -33,6 +34,7 @@ from mimose.runtime.recovery import Undo, add_to_message, drop_frames
 from mimose.runtime.sizes import size_of
 from mimose.units import format_bytes, parse_bytes
 
+T = TypeVar("T")
 SizeFunction = Callable[[tuple[Any, ...], Mapping[str, Any]], Size]
 
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
@@ -166,6 +168,8 @@ class Handle:
         decision = self.planner.plan(size, step.situation)
         if decision.release_cache:
             device.release_cache()
+            device.begin_step()  # What was reserved before is not this step's doing.
+            step.situation = replace(step.situation, reserved_bytes=device.reserved_bytes())
         step.planning_seconds = time.perf_counter() - started
         step.decision = decision
         step.planned = device.now()
@@ -205,6 +209,7 @@ class Handle:
             record.outcome = "oom"
             if self.planner.rescued and step.backward_done is None:
                 self._undo.restore()
+                self._micro_batches = 0
             device.release_cache()
             self.last_record = record
             return record
@@ -218,26 +223,52 @@ class Handle:
         self.last_record = record
         return record
 
-    def attempts(self) -> Iterator[Attempt]:
-        """Run the forward and backward pass of the open step, again if it runs out of memory.
+    def run(self, function: Callable[[], T]) -> T:
+        """Run the forward and backward pass of a step, again if it runs out of memory.
 
-        ``for attempt in handle.attempts(): with attempt: loss = ...; loss.backward()``. An attempt
-        that runs out of memory is undone (no gradient of it stays; the random state and the
-        module's buffers come back) and run once more with every block recomputed, unless the
-        planner is one that is never rescued. What escapes is PyTorch's own error.
+        An attempt that runs out of memory is undone (no gradient of it stays; the random state and
+        the module's buffers come back) and run once more with every block recomputed, unless the
+        planner is one that is never rescued. The optimizer's step does not belong in it: it cannot
+        be undone.
+
+        Args:
+            function: Computes the loss and its gradients. What its local variables hold is let go
+                before the second attempt.
+
+        Returns:
+            What ``function`` returned.
+
+        Raises:
+            torch.OutOfMemoryError: PyTorch's own error, if the last attempt ran out of memory.
         """
+        for attempt in self.attempts():
+            with attempt:
+                result = function()
+        return result
+
+    def attempts(self) -> Iterator[Attempt]:
+        """Yield one attempt at a step's forward and backward pass, and another if it failed.
+
+        ``for attempt in handle.attempts(): with attempt: train(batch)``; see :meth:`run`, which is
+        the better choice: a ``loss`` assigned in the loop's own body keeps a failed attempt's
+        activations alive through the second one.
+        """
+        if self._step is not None and self._step.forwarded is not None:
+            self.end()  # A user's own loop: the step before this one.
         if not self.planner.rescued:
             yield Attempt(self, last=True)
             return
-        step = self._open_step()
-        self._undo.save(grads_resident=step.situation.grads_resident)
+        situation = self._situation() if self._step is None else self._step.situation
+        self._undo.save(grads_resident=situation.grads_resident)
+        # Gradients of earlier micro-batches cannot be told from those of a failed one.
         first = Attempt(self, last=self._micro_batches > 0)
         yield first
         if not first.failed:
             return
         self._undo.restore()
         self.device.release_cache()
-        step.retried = True
+        if self._step is not None:
+            self._step.retried = True
         self._executor.begin(Plan.recompute_each(len(self._executor.block_names)))
         yield Attempt(self, last=True)
 
@@ -283,11 +314,6 @@ class Handle:
         self._bind()
 
     # -- what the steps are made of
-
-    def _open_step(self) -> _OpenStep:
-        if self._step is None:
-            raise RuntimeError("no step is open: call begin(size) first")
-        return self._step
 
     def _situation(self) -> Situation:
         # These two loops are most of what a step costs a user: no generator, and out at the first.
@@ -373,8 +399,9 @@ class Attempt:
         self.failed = False
 
     def __enter__(self) -> None:
-        step = self._handle._open_step()
-        step.forwarded = step.carried_out = None
+        step = self._handle._step
+        if step is not None:
+            step.forwarded = step.carried_out = None
 
     def __exit__(
         self,
@@ -387,16 +414,14 @@ class Attempt:
         self.failed = True
         device = self._handle.device
         if self._last:
-            plan = self._handle._open_step().plan
-            add_to_message(
-                error,
-                [
-                    f"Allocated {format_bytes(device.allocated_bytes())},",
-                    f"reserved {format_bytes(device.reserved_bytes())},",
-                    f"largest free block {format_bytes(device.largest_free_block_bytes())};",
-                    f"plan: {plan}.",
-                ],
-            )
+            step = self._handle._step
+            parts = [
+                f"Allocated {format_bytes(device.allocated_bytes())},",
+                f"reserved {format_bytes(device.reserved_bytes())},",
+                f"largest free block {format_bytes(device.largest_free_block_bytes())}"
+                + (f"; plan: {step.plan}." if step is not None else "."),
+            ]
+            add_to_message(error, parts)
             return False
         drop_frames(error)
         return True

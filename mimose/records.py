@@ -117,6 +117,9 @@ class BlockSample:
         backward_peak_bytes: Peak (a level) from the gradient's arrival at its output to the end
             of its backward, recomputation included; None where no gradient arrived.
         forward_seconds: Time of its plain forward.
+        saved_storages: Bytes of each storage that it keeps alive after a plain forward, its
+            inputs, parameters and outputs left out.
+        output_storages: Bytes of each new storage of its outputs.
         checkpointed: The sample was taken while the block itself ran checkpointed.
         inside_checkpoint: A block around it ran checkpointed.
         around_checkpoint: Something within it ran checkpointed.
@@ -130,6 +133,8 @@ class BlockSample:
     checkpoint_peak_bytes: int
     backward_peak_bytes: int | None
     forward_seconds: float
+    saved_storages: tuple[int, ...] = ()
+    output_storages: tuple[int, ...] = ()
     checkpointed: bool = False
     inside_checkpoint: bool = False
     around_checkpoint: bool = False

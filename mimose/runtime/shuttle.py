@@ -8,7 +8,8 @@ measured as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,8 +23,7 @@ from mimose.runtime.checkpointing import active_checkpoint
 from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.rerun import put_back
 from mimose.runtime.wrappers import BlockForward
-
-_ROUND = 512
+from mimose.solvers.packing import ROUND, round_up
 
 
 class _Sample:
@@ -39,6 +39,8 @@ class _Sample:
         "kept_peak",
         "level",
         "output",
+        "output_storages",
+        "saved_storages",
         "stamps",
     )
 
@@ -46,6 +48,8 @@ class _Sample:
         self.level = level
         self.activation = self.output = self.kept_peak = self.checkpoint_peak = 0
         self.backward_peak: int | None = None
+        self.saved_storages: tuple[int, ...] = ()
+        self.output_storages: tuple[int, ...] = ()
         self.checkpointed = self.inside_checkpoint = self.around_checkpoint = False
         self.stamps: tuple[Any, Any, Any, Any] = (None,) * 4
 
@@ -59,6 +63,8 @@ class _Sample:
             checkpoint_peak_bytes=self.checkpoint_peak,
             backward_peak_bytes=self.backward_peak,
             forward_seconds=device.seconds_between(self.stamps[1], self.stamps[2]),
+            saved_storages=self.saved_storages,
+            output_storages=self.output_storages,
             checkpointed=self.checkpointed,
             inside_checkpoint=self.inside_checkpoint,
             around_checkpoint=self.around_checkpoint,
@@ -121,20 +127,27 @@ class Collector:
         sample.checkpointed = getattr(wrapper.module, "gradient_checkpointing", False) is True
         low = device.mark().allocated
         before = device.now()
-        if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
-            found: list[bool] = []
-            handle = register_module_forward_pre_hook(partial(_look_for_checkpoint, outer, found))
-            try:
+        saved: dict[int, int] = {}
+        # Within someone's checkpoint nothing is saved, and hooks on top would hide it.
+        with _listing(saved) if outer is None else nullcontext():
+            if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
+                look = partial(_look_for_checkpoint, active_checkpoint(), found := [])
+                handle = register_module_forward_pre_hook(look)
+                try:
+                    result = wrapper.inner(*args, **kwargs)
+                finally:
+                    handle.remove()
+                wrapper.checkpoints = bool(found)
+            else:
                 result = wrapper.inner(*args, **kwargs)
-            finally:
-                handle.remove()
-            wrapper.checkpoints = bool(found)
-        else:
-            result = wrapper.inner(*args, **kwargs)
         after = device.now()
         sample.around_checkpoint = wrapper.checkpoints
         high = device.mark()
-        sample.output = _new_bytes(result, inputs)
+        outputs = _new_storages(result, inputs)
+        others = _storages_of(wrapper.module).union(outputs, map(_storage, inputs))
+        sample.saved_storages = tuple(size for key, size in saved.items() if key not in others)
+        sample.output_storages = tuple(outputs.values())
+        sample.output = sum(round_up(size, ROUND) for size in outputs.values())
         sample.activation = max(0, high.allocated - low - sample.output)
         sample.kept_peak = sample.checkpoint_peak = _peak(high) - low
         if [t._version for t in inputs] != versions:
@@ -227,18 +240,42 @@ def _peak(mark: Mark) -> int:
     return mark.allocated if mark.peak_allocated is None else mark.peak_allocated
 
 
-def _new_bytes(result: Any, inputs: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the result's own storages, rounded as the allocator rounds them."""
-    seen = {t.untyped_storage()._cdata for t in inputs if t.layout == torch.strided}
-    total = 0
-    for tensor in tensors_in(result):
-        if tensor.layout != torch.strided:
-            continue
-        storage = tensor.untyped_storage()
-        if storage._cdata not in seen:
-            seen.add(storage._cdata)
-            total += -(-storage.nbytes() // _ROUND) * _ROUND
-    return total
+@contextmanager
+def _listing(saved: dict[int, int]) -> Iterator[None]:
+    """List the storages that are saved for backward: the bytes of each by its identity."""
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            saved[storage._cdata] = storage.nbytes()
+        # Detached: a node that saves its own output would keep itself alive otherwise.
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, _same):
+        yield
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's storage; 0 where it has none."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0
+
+
+def _storages_of(module: torch.nn.Module) -> set[int]:
+    return {_storage(t) for t in (*module.parameters(), *module.buffers())}
+
+
+def _new_storages(result: Any, inputs: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of each storage of the result that is not one of the inputs'."""
+    given = set(map(_storage, inputs))
+    return {
+        _storage(tensor): tensor.untyped_storage().nbytes()
+        for tensor in tensors_in(result)
+        if tensor.layout == torch.strided and _storage(tensor) not in given
+    }
 
 
 def _look_for_checkpoint(outer: Any, found: list[bool], module: Any, args: Any) -> None:

@@ -112,5 +112,6 @@ def test_a_killed_run_keeps_what_was_flushed(tmp_path: Path) -> None:
     (folder,) = find_runs(tmp_path)
     assert json.loads((folder / "run.json").read_text())["outcome"] == "running"
     found = load_run(folder)
-    assert len(found.steps) > 10
+    assert len(found.steps) > 0
+    assert list(found.steps["step"]) == list(range(len(found.steps)))
     assert found.summary["num_ok"] == len(found.steps)

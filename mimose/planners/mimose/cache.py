@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mimose.plan import Plan
+from mimose.planners.mimose.storages import Packed
 from mimose.records import Situation, Size
 
 
@@ -25,6 +26,7 @@ class Entry:
         optimizer_ready: Optimizer state that it was made for.
         needed_bytes: Resident bytes, the step's and the margin, when it was made.
         step_bytes: Predicted peak above the resident bytes that it was made for.
+        packed: How its tensors lie in segments at that peak.
         ends: The same at the smallest and at the largest size that round up to ``size``.
     """
 
@@ -35,6 +37,7 @@ class Entry:
     optimizer_ready: bool
     needed_bytes: int
     step_bytes: int
+    packed: Packed
     ends: tuple[int, int]
 
     def holds(
@@ -65,7 +68,8 @@ class Entry:
 
     def needed(self, margin: int, inflation: float) -> int:
         """Return the bytes that the entry needs with this margin and inflation."""
-        return self.resident_bytes + int(self.step_bytes * (1.0 + inflation)) + margin
+        step = int(self.step_bytes * (1.0 + inflation)) + self.packed.waste_bytes
+        return self.resident_bytes + step + margin
 
     def step_bytes_at(self, size: Size, step: int) -> int:
         """Return the predicted peak above the resident bytes at one of the entry's sizes.

@@ -18,6 +18,8 @@ from mimose.plan import Plan
 from mimose.records import BlockSample, Collected, Size
 
 Row = NDArray[np.float64]
+BlockStorages = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""For each block the bytes of each storage that it saves, and of each of its outputs."""
 
 PER_BLOCK = ("activation", "output", "level", "kept_peak", "checkpoint_peak", "backward_peak")
 """Columns of a row, a run of one entry a block for each; ``OUTSIDE`` follows."""
@@ -36,8 +38,10 @@ def valid(sample: BlockSample) -> bool:
     return not (sample.checkpointed or sample.inside_checkpoint or sample.around_checkpoint)
 
 
-def to_row(collected: Collected, plan: Plan, num_blocks: int) -> tuple[Row, Row] | None:
-    """Return one step's bytes and forward times, or None if no block's sample is valid.
+def to_row(
+    collected: Collected, plan: Plan, num_blocks: int
+) -> tuple[Row, Row, BlockStorages] | None:
+    """Return one step's bytes, forward times and storages, or None if no block's sample is valid.
 
     Blocks that ``plan`` kept (they must not run twice, or save nothing) are counted out of later
     levels, since a profile's levels hold no activations. A block without a sample (layer drop
@@ -50,8 +54,8 @@ def to_row(collected: Collected, plan: Plan, num_blocks: int) -> tuple[Row, Row]
         num_blocks: The model's number of blocks.
 
     Returns:
-        Bytes (``len(PER_BLOCK) * num_blocks + len(OUTSIDE)`` of them, in that order) and seconds
-        (one a block; NaN where the block was not called).
+        Bytes (``len(PER_BLOCK) * num_blocks + len(OUTSIDE)`` of them, in that order), seconds
+        (one a block; NaN where the block was not called) and the storages that each block keeps.
     """
     seen = {s.block: s for s in collected.blocks if valid(s) and 0 <= s.block < num_blocks}
     if not seen:
@@ -60,6 +64,7 @@ def to_row(collected: Collected, plan: Plan, num_blocks: int) -> tuple[Row, Row]
     recomputed = plan.recomputed
     rows: list[tuple[int, ...]] = []
     seconds: list[float] = []
+    storages: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     kept = 0  # Activations that this step kept and a profile's step would not.
     absent = 0  # Outputs of blocks that this step did not have.
     shift = 0
@@ -81,11 +86,13 @@ def to_row(collected: Collected, plan: Plan, num_blocks: int) -> tuple[Row, Row]
                 else near.backward_peak_bytes + moved,
             )
             rows.append(_columns(filled, 0))
+            storages.append((near.saved_storages, near.output_storages))
             seconds.append(float("nan"))
             if block not in called:
                 absent += near.output_bytes
             continue
         rows.append(_columns(sample, shift))
+        storages.append((sample.saved_storages, sample.output_storages))
         seconds.append(sample.forward_seconds)
         if block not in recomputed:
             kept += sample.activation_bytes
@@ -96,7 +103,8 @@ def to_row(collected: Collected, plan: Plan, num_blocks: int) -> tuple[Row, Row]
         collected.tail_peak_bytes,
     )
     by_column = np.array(rows, dtype=np.float64).T.ravel()
-    return np.concatenate([by_column, np.array(outside, np.float64)]), np.array(seconds)
+    levels = np.concatenate([by_column, np.array(outside, np.float64)])
+    return levels, np.array(seconds), tuple(storages)
 
 
 def _columns(sample: BlockSample, shift: int) -> tuple[int, ...]:
@@ -121,12 +129,14 @@ class Sample:
         grads_resident: Whether gradients were allocated already when the step began.
         bytes: A row as :func:`to_row` returns it.
         seconds: Forward time of each block, NaN where unknown.
+        storages: The storages that each block keeps.
     """
 
     size: Size
     grads_resident: bool
     bytes: Row
     seconds: Row
+    storages: BlockStorages = ()
 
 
 class SampleStore:
@@ -168,6 +178,7 @@ class SampleStore:
                 "grads_resident": s.grads_resident,
                 "bytes": [int(b) for b in s.bytes.tolist()],
                 "seconds": [None if t != t else t for t in s.seconds.tolist()],
+                "storages": [[list(kept), list(outputs)] for kept, outputs in s.storages],
             }
             for s in self._samples.values()
         ]
@@ -184,6 +195,7 @@ class SampleStore:
                     bool(item["grads_resident"]),
                     np.array(item["bytes"], np.float64),
                     np.array(seconds, np.float64),
+                    tuple((tuple(kept), tuple(outputs)) for kept, outputs in item["storages"]),
                 )
             )
         return store

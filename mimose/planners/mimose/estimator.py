@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mimose.costs import Profile
 from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, Sample
+from mimose.planners.mimose.storages import Packing, Storages
 from mimose.records import Size
 
 Matrix = NDArray[np.float64]
@@ -107,6 +108,7 @@ class Estimator:
         design = np.array([self._features.row(s) for s in sizes])
         targets = np.array([s.bytes for s in samples])
         times = _fit_times(design, np.array([s.seconds for s in samples]))
+        self._storages = Storages(samples, design)
         self._coefficients = np.hstack([np.linalg.lstsq(design, targets, rcond=None)[0], times])
 
     def covers(self, size: Size, slack: int = 0) -> bool:
@@ -129,6 +131,10 @@ class Estimator:
         """Return ``size`` with lengths below the fitted range raised to its lower end."""
         least = self.fitted_range[0]
         return (size[0], *(max(x, low) for x, low in zip(size[1:], least[1:])))
+
+    def packing(self, size: Size) -> Packing | None:
+        """Return what is lost between tensors at ``size``; None if their sizes are unknown."""
+        return self._storages.predict(np.array(self._features.row(size)))
 
     def predict(self, size: Size) -> Profile:
         """Return the predicted costs of a step at ``size``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,13 +60,14 @@ class Knowledge:
         row = to_row(record.collected, record.plan, len(self.block_names))
         if row is None:
             return
-        levels, seconds = row
+        levels, seconds, storages = row
         if self.iterations == 0:
             # The first iteration's times are warm-up.
             seconds = np.full_like(seconds, np.nan)
         self.whole_model.add(record)
         self.iterations += 1
-        if self._store.add(Sample(record.size, record.situation.grads_resident, levels, seconds)):
+        sample = Sample(record.size, record.situation.grads_resident, levels, seconds, storages)
+        if self._store.add(sample):
             self.forget_fits()
 
     def _learn_optimizer(self, record: StepRecord, info: ModelInfo) -> None:
@@ -114,7 +116,7 @@ class Knowledge:
         return [
             s
             if s.grads_resident
-            else Sample(s.size, True, np.maximum(s.bytes - off, 0.0), s.seconds)
+            else replace(s, grads_resident=True, bytes=np.maximum(s.bytes - off, 0.0))
             for s in all_samples
         ]
 

@@ -14,8 +14,9 @@ from mimose.planners.mimose import authors
 from mimose.planners.mimose.cache import Entry, round_up
 from mimose.planners.mimose.drift import Drift
 from mimose.planners.mimose.knowledge import Knowledge
-from mimose.planners.mimose.reserve import Reserve
+from mimose.planners.mimose.reserve import Need, Reserve
 from mimose.planners.mimose.scheduler import check_feasible, schedule
+from mimose.planners.mimose.storages import Packed, Packing
 from mimose.planners.options import byte_count, whole_number
 from mimose.records import Decision, ModelInfo, Situation, Size, StepRecord
 
@@ -41,14 +42,18 @@ class _Pending:
     Attributes:
         plan: Its plan.
         step_bytes: Predicted peak above the resident bytes.
-        planned_peak: Peak that it was planned for: resident bytes included, inflated.
+        need: What it was planned to need of the allocator.
         exact_size: Whether its size is within the fitted range.
     """
 
     plan: Plan
     step_bytes: int
-    planned_peak: int
+    need: Need
     exact_size: bool
+
+
+def _need(peak: int, packed: Packed) -> Need:
+    return Need(peak + packed.waste_bytes, packed.segments, packed.waste_bytes)
 
 
 class Mimose:
@@ -168,7 +173,7 @@ class Mimose:
             known = self._known[signature] = Knowledge(info.block_names)
         if known.block_names == info.block_names:
             known.learn(record, info)
-        reserve.observe(record, None if pending is None else pending.planned_peak)
+        reserve.observe(record, None if pending is None else pending.need)
         if record.phase == "sheltered":
             self._drift.sheltered()
         elif (
@@ -253,7 +258,11 @@ class Mimose:
         decision = Decision(
             plan, "sheltered", collect=True, predicted_peak_bytes=resident + step_bytes
         )
-        return self._decide(decision, size, peak, situation, reserve, started, predicted)
+        packing = estimator.packing(estimator.clip(size))
+        packed = Packed() if packing is None else packing.pack(sorted(plan.recomputed))
+        need = _need(peak, packed)
+        self._pending = _Pending(plan, step_bytes, need, exact_size=False)
+        return self._decide(decision, size, need, situation, reserve, started, predicted)
 
     def _respond(
         self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
@@ -278,7 +287,8 @@ class Mimose:
             if below:
                 profiles.append(estimator.predict(key))
             predicted = time.perf_counter()
-            entry = self._make_entry(key, profiles, situation, reserve)
+            packing = estimator.packing(estimator.clip(key))
+            entry = self._make_entry(key, profiles, packing, situation, reserve)
             known.plans[key] = entry
         if below and entry.plan.regions:
             # Planned as for the smallest size seen, it would recompute: worth a sample.
@@ -286,7 +296,8 @@ class Mimose:
         step_bytes = entry.step_bytes_at(size, self._cache_step)
         resident = situation.resident_bytes
         peak = resident + self._inflated(step_bytes)
-        self._pending = _Pending(entry.plan, step_bytes, peak, exact_size=not below)
+        need = _need(peak, entry.packed)
+        self._pending = _Pending(entry.plan, step_bytes, need, exact_size=not below)
         # Only a plan that recomputes all it can may exceed the budget; the rounded-up size's peak
         # is no reason to refuse this one.
         check_feasible(size, peak, reserve.margin_bytes, reserve.budget_bytes)
@@ -296,12 +307,13 @@ class Mimose:
             cache_hit=hit,
             predicted_peak_bytes=resident + step_bytes,
         )
-        return self._decide(decision, size, peak, situation, reserve, started, predicted)
+        return self._decide(decision, size, need, situation, reserve, started, predicted)
 
     def _make_entry(
         self,
         key: Size,
         profiles: Sequence[Profile],
+        packing: Packing | None,
         situation: Situation,
         reserve: Reserve,
     ) -> Entry:
@@ -311,6 +323,7 @@ class Mimose:
             key: The rounded-up size.
             profiles: Of the size to plan for, of the smallest one that rounds up to ``key`` and,
                 where it is not the one to plan for, of ``key`` itself.
+            packing: What is lost between tensors at the size to plan for.
             situation: The state at the start of the step.
             reserve: What the budget and the margin are.
         """
@@ -323,7 +336,9 @@ class Mimose:
         allowed = roomy.resident_bytes + int(
             (budget - margin - roomy.resident_bytes) / (1.0 + inflation)
         )
-        plan, peak = schedule(profiles[0], self.info, roomy, allowed, self._candidates)
+        plan, peak, packed = schedule(
+            profiles[0], self.info, roomy, allowed, self._candidates, packing
+        )
         step_bytes = peak.bytes - roomy.resident_bytes
         return Entry(
             plan=plan,
@@ -331,8 +346,12 @@ class Mimose:
             resident_bytes=roomy.resident_bytes,
             grads_resident=situation.grads_resident,
             optimizer_ready=situation.optimizer_ready,
-            needed_bytes=roomy.resident_bytes + self._inflated(step_bytes) + margin,
+            needed_bytes=roomy.resident_bytes
+            + self._inflated(step_bytes)
+            + packed.waste_bytes
+            + margin,
             step_bytes=step_bytes,
+            packed=packed,
             ends=(
                 self._step_bytes(profiles[1], plan, situation),
                 step_bytes
@@ -367,18 +386,20 @@ class Mimose:
                 ready,
                 needed,
                 step_bytes,
+                packed=Packed(),
                 ends=(step_bytes, step_bytes),
             )
             known.plans[key] = entry
         peak = situation.resident_bytes + entry.step_bytes
         decision = Decision(entry.plan, "responsive", cache_hit=hit, predicted_peak_bytes=peak)
-        return self._decide(decision, size, peak, situation, reserve, started, predicted)
+        need = _need(peak, entry.packed)
+        return self._decide(decision, size, need, situation, reserve, started, predicted)
 
     def _decide(
         self,
         decision: Decision,
         size: Size,
-        peak: int,
+        need: Need,
         situation: Situation,
         reserve: Reserve,
         started: float,
@@ -389,13 +410,13 @@ class Mimose:
         Args:
             decision: The decision so far.
             size: The step's size.
-            peak: The peak that it was planned for.
+            need: What it was planned to need of the allocator.
             situation: The state at the start of the step.
             reserve: What the budget and the margin are.
             started: When deciding began.
             predicted: When estimating ended, if there was any.
         """
-        release = self.variant == "printed" and reserve.needs_release(size, peak, situation)
+        release = self.variant == "printed" and reserve.needs_release(size, need, situation)
         if release:
             reserve.released()
         now = time.perf_counter()

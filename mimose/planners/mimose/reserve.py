@@ -1,12 +1,14 @@
-"""What the allocator holds beyond what is allocated: the margin, and when to hand memory back.
+"""What the allocator holds beyond what a step needs: the margin, and when to hand memory back.
 
-The budget bounds reserved bytes, the peak model predicts allocated ones. Two things lie between:
+The budget bounds reserved bytes, the peak model predicts allocated ones. Three things lie between:
 
-- a step's own fragmentation: even with nothing cached, the allocator reserves more than the step
-  allocates. The *margin* leaves room for it in every plan.
-- what earlier steps left cached in pieces that this step cannot use. That grows slowly over many
-  different sizes, and no plan can do anything about it. Handing cached memory back *before* a step
-  does; being flushed in the middle of one is an allocator retry, and counts as a violation.
+- what is lost to packing tensors into segments, which follows from their sizes
+  (:mod:`mimose.solvers.packing`) and is part of what a step is planned to need.
+- what that estimate misses: the order of requests, temporaries, everything outside the blocks. The
+  *margin* leaves room for it in every plan.
+- what earlier steps left cached in pieces that this step cannot use. No plan can do anything about
+  it. Handing cached memory back *before* a step does; being flushed in the middle of one is an
+  allocator retry, and counts as a violation.
 
 Reserved bytes are a high-water mark: after a long batch every short one shows the same figure. So
 a step tells something about the margin only if reserved bytes grew in it and it needed about as
@@ -18,15 +20,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mimose.records import Situation, Size, StepRecord
+from mimose.solvers.packing import Segments
 
 WINDOW = 50
 """How many telling steps are remembered."""
 _START_SHARE = 0.05
 _ABOUT = 0.97
 _ALIKE = 4 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a step needs of the allocator.
+
+    Attributes:
+        bytes: Peak of allocated bytes and what is lost to packing at it, resident bytes included.
+        segments: The segments of the blocks' tensors; None where those are unknown.
+        waste: The part of ``bytes`` that is lost to packing.
+    """
+
+    bytes: int
+    segments: Segments | None = None
+    waste: int = 0
 
 
 class Reserve:
@@ -51,65 +70,76 @@ class Reserve:
 
     def _forget_cache(self) -> None:
         self._largest = 0
+        self._cached = Segments()
         self._seen: set[Size] = set()
+        self._run: set[tuple[Size, Segments | None]] = set()
 
     @property
     def margin_bytes(self) -> int:
-        """Bytes to leave between the predicted peak of allocated bytes and the budget.
+        """Bytes to leave between what a step is planned to need and the budget.
 
-        The largest of (peak reserved - predicted peak allocated) over the last 50 telling steps,
-        sheltered ones included; it starts at 5 % of the budget or one segment.
+        The largest of (peak reserved - what was planned) over the last 50 telling steps, sheltered
+        ones included; it starts at 5 % of the budget or one segment.
         """
         return self._margin
 
-    def needs_release(self, size: Size, predicted: int, situation: Situation) -> bool:
+    def needs_release(self, size: Size, need: Need, situation: Situation) -> bool:
         """Whether cached memory should be handed back before a step.
 
         Args:
             size: The step's size.
-            predicted: Its predicted peak of allocated bytes.
+            need: What it needs.
             situation: The state at its start.
         """
         reserved, resident = situation.reserved_bytes, situation.resident_bytes
         room = self.budget_bytes - reserved
         # No step grows by more than this, even if nothing that is cached is of use to it.
-        most = predicted - resident + self._margin
-        if most <= room or reserved <= resident or size in self._seen:
+        most = need.bytes - resident + self._margin
+        if most <= room or reserved <= resident or (size, need.segments) in self._run:
             return False
-        return self._is_novel(size, predicted) or max(self._growth) > room
+        if need.segments is None:
+            return self._is_novel(size, need.bytes) or max(self._growth) > room
+        return need.segments.beyond(self._cached).bytes + max(self._growth) > room
 
     def released(self) -> None:
         """Take note that cached memory was handed back."""
         self._forget_cache()
 
-    def observe(self, record: StepRecord, planned: int | None) -> None:
+    def observe(self, record: StepRecord, need: Need | None) -> None:
         """Learn from a finished step.
 
         Args:
             record: The step.
-            planned: The peak of allocated bytes that it was planned for, if it was.
+            need: What it was planned to need, if that was predicted.
         """
-        reserved = record.peak_reserved_bytes
-        predicted = planned
-        if predicted is None or record.phase == "sheltered":
-            # A sheltered step is there because its prediction is not to be trusted yet.
-            predicted = record.peak_allocated_bytes
-        if reserved is None or predicted is None:
+        reserved, allocated = record.peak_reserved_bytes, record.peak_allocated_bytes
+        if reserved is None or allocated is None:
             return
+        if need is None:
+            need = Need(allocated)
+        elif record.phase == "sheltered":
+            # A sheltered step is there because its prediction is not to be trusted yet.
+            need = replace(need, bytes=allocated + need.waste)
         before = record.situation.reserved_bytes
         grew = max(0, reserved - before)
         if record.outcome == "retried":
             # It did not fit: more than what was left is needed, by an unknown amount.
-            self._learn(self.budget_bytes - predicted + self.budget_bytes // 100)
-        elif grew and predicted >= _ABOUT * self._largest:
+            self._learn(self.budget_bytes - need.bytes + self.budget_bytes // 100)
+        elif grew and need.bytes >= _ABOUT * self._largest:
             unneeded = max(0, before - self._largest) if self._largest else 0
-            self._learn(reserved - predicted - unneeded)
-        if self._seen and not self._is_novel(record.size, predicted):
+            self._learn(reserved - need.bytes - unneeded)
+        if need.segments is not None:
+            anew = need.segments.beyond(self._cached)
+            if self._run:
+                self._growth.append(max(0, grew - anew.bytes))
+            self._cached = self._cached.plus(anew)
+        elif self._run and not self._is_novel(record.size, need.bytes):
             self._growth.append(grew)
         if record.outcome == "retried" or record.num_alloc_retries:
             self._forget_cache()
-        self._largest = max(self._largest, predicted)
+        self._largest = max(self._largest, need.bytes)
         self._seen.add(record.size)
+        self._run.add((record.size, need.segments))
 
     def _is_novel(self, size: Size, predicted: int) -> bool:
         """Whether what is cached may be of no use to a step.

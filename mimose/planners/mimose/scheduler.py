@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from mimose.costs import Infeasible, Peak, Profile, predict_peak
 from mimose.plan import Plan
+from mimose.planners.mimose.storages import Packed, Packing
 from mimose.records import ModelInfo, Situation, Size
 from mimose.solvers import greedy
 from mimose.units import format_bytes
@@ -26,30 +27,34 @@ def schedule(
     situation: Situation,
     allowed_bytes: int,
     candidates: Sequence[int],
+    packing: Packing | None = None,
     pick: Pick = greedy.printed,
-) -> tuple[Plan, Peak]:
-    """Return the blocks to recompute so that the predicted peak is at most ``allowed_bytes``.
+) -> tuple[Plan, Peak, Packed]:
+    """Return the blocks to recompute so that the step fits into ``allowed_bytes``.
 
     Args:
         profile: Costs of the step.
         info: The model.
         situation: The state at the start of the step.
-        allowed_bytes: Bound on the predicted peak: the budget less the margin.
+        allowed_bytes: Bound on the predicted peak and what is lost to packing at it: the budget
+            less the margin.
         candidates: Blocks that may be recomputed.
+        packing: Predicts what is lost to packing; nothing is, by default.
         pick: The greedy rule.
 
     Returns:
-        The plan and its predicted peak, which exceeds the bound only if every candidate is
-        recomputed; the caller decides what that means.
+        The plan, its predicted peak and how it is packed. They exceed the bound only if
+        every candidate is recomputed; the caller decides what that means.
     """
     chosen: list[int] = []
     left = list(candidates)
     while True:
         plan = Plan.recompute_each(profile.num_blocks, chosen)
         peak = predict_peak(profile, plan, info, situation)
-        excess = peak.bytes - allowed_bytes
+        packed = Packed() if packing is None else packing.pack(chosen)
+        excess = peak.bytes + packed.waste_bytes - allowed_bytes
         if excess <= 0 or not left:
-            return plan, peak
+            return plan, peak, packed
         # Candidates that free nothing by their own account are of no use to the algorithm either.
         picked = pick(profile.activation, excess, left) or left
         chosen.extend(picked)
