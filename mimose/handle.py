@@ -267,9 +267,11 @@ class Handle:
             return
         self._undo.restore()
         self.device.release_cache()
+        everything = Plan.recompute_each(len(self._executor.block_names))
         if self._step is not None:
             self._step.retried = True
-        self._executor.begin(Plan.recompute_each(len(self._executor.block_names)))
+            self._step.ordered = everything
+        self._executor.begin(everything)
         yield Attempt(self, last=True)
 
     def detach(self) -> None:
@@ -439,6 +441,7 @@ class _OpenStep:
         self.started = started
         self.planned: Any = None
         self.forwarded: Any = None
+        self.ordered: Plan | None = None
         self.carried_out: Plan | None = None
         self.backward_done: Any = None
         self.optimized: Any = None
@@ -446,7 +449,7 @@ class _OpenStep:
     @property
     def plan(self) -> Plan:
         """What the step carries out, as far as its forward pass has shown."""
-        return self.carried_out or self.decision.plan
+        return self.carried_out or self.ordered or self.decision.plan
 
     def record(self, device: Device, executor: Executor) -> StepRecord:
         """Return the step as a record, without its memory figures."""

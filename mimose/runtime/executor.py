@@ -105,9 +105,15 @@ class Executor:
         """
         if self._collector is not None:
             self._collector.close()
-        self._collector = Collector(self._device) if collect else None
+        self._collector = None
+        if collect:
+            self._collector = Collector(self._device, self._largest_gradient())
         self._armed = (plan, collect)
         self._effective = None
+
+    def _largest_gradient(self) -> int:
+        trainable = (p for p in self._parameters if p.requires_grad)
+        return max((p.numel() * p.element_size() for p in trainable), default=0)
 
     @property
     def effective_plan(self) -> Plan:

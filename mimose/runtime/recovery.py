@@ -19,8 +19,9 @@ class Undo:
     """What must be known at the start of a step to undo its forward and backward pass.
 
     Forward passes change the random state and some buffers (batch norm's statistics). Which
-    buffers change is learned from their version counters in the first step, so that later steps
-    copy only those. Copies are host memory: they must not fill the budget that they guard.
+    buffers change is learned in the first step, so that later steps copy only those; from their
+    values, since batch norm's kernels leave the version counters as they are. Copies are host
+    memory: they must not fill the budget that they guard.
     """
 
     def __init__(self, model: torch.nn.Module, device: Device) -> None:
@@ -36,10 +37,14 @@ class Undo:
         """Note the state before a step's forward pass."""
         self._rng = self._device.rng_state()
         self._had_grads = grads_resident
-        if self._changing is None and self._saved:
-            self._changing = [b for b, version, _ in self._saved if b._version != version]
-        buffers = self._buffers if self._changing is None else self._changing
         with torch.no_grad(), self._device.host_memory():
+            if self._changing is None and self._saved:
+                self._changing = [
+                    b
+                    for b, version, copy in self._saved
+                    if b._version != version or not torch.equal(b.cpu(), copy)
+                ]
+            buffers = self._buffers if self._changing is None else self._changing
             self._saved = [(b, b._version, b.detach().to("cpu", copy=True)) for b in buffers]
 
     def restore(self) -> None:
@@ -48,9 +53,8 @@ class Undo:
         Gradients that were resident are those that ``zero_grad(set_to_none=False)`` left: zeros.
         """
         with torch.no_grad():
-            for buffer, version, copy in self._saved:
-                if buffer._version != version:
-                    buffer.copy_(copy)
+            for buffer, _, copy in self._saved:
+                buffer.copy_(copy)
             for parameter in self._parameters:
                 if self._had_grads and parameter.grad is not None:
                     parameter.grad.zero_()

@@ -3,7 +3,8 @@
 After Mimose (arXiv 2209.02478). Every block's forward runs twice: plainly, measured and dropped,
 and then checkpointed. So memory stays within that of recomputing every block plus one block.
 Gradients arriving at the blocks' outputs part the backward pass into segments, whose peaks are
-measured as well.
+measured as well, or bounded from above where the device cannot tell them (peak statistics on cuda
+that belong to the user).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.rerun import put_back
 from mimose.runtime.wrappers import BlockForward
 from mimose.solvers.packing import ROUND, round_up
+
+_HEAD_SHARE = 3
 
 
 class _Sample:
@@ -79,14 +82,22 @@ class Collector:
         keep_only: Calls found to change their arguments, which must not run twice.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, largest_gradient: int = 0) -> None:
+        """Start with the next forward pass.
+
+        Args:
+            device: What measures.
+            largest_gradient: Bytes of the model's largest gradient.
+        """
         self.finished = False
+        self._largest_gradient = largest_gradient
         self.keep_only: set[Key] = set()
         self._device = device
         self._base = device.mark().allocated
         self._samples: dict[Key, _Sample] = {}
         self._last: _Sample | None = None
         self._first_peak = self._head_peak = self._tail_peak = 0
+        self._segment_start = 0
         self._open: Key | None = None
         self._arrived_at: set[Key] = set()
         self._closed = False
@@ -161,7 +172,10 @@ class Collector:
             low = device.mark().allocated
             sample.stamps = (start, before, after, device.now())
             result = rerun()
-            sample.checkpoint_peak = _peak(device.mark()) - low
+            again = device.mark()
+            if again.peak_allocated is not None:
+                # Otherwise the plain pass, which holds more, stands for it.
+                sample.checkpoint_peak = again.peak_allocated - low
         else:
             sample.stamps = (start, before, after, start)
         self._watch_gradients(key, result, inputs)
@@ -204,13 +218,14 @@ class Collector:
     def _arrived(self, key: Key, gradient: torch.Tensor) -> None:
         if self._closed or self.finished or key in self._arrived_at:
             return
-        peak = _peak(self._device.mark()) - self._base
+        mark = self._device.mark()
         if not self._arrived_at:
-            self._head_peak = peak
+            self._head_peak = self._head(mark)
             # The only way to learn that the backward pass has ended, short of patching it.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
         else:
-            self._close_segment(peak)
+            self._close_segment(mark)
+        self._segment_start = mark.allocated
         self._arrived_at.add(key)
         self._open = key
 
@@ -218,20 +233,41 @@ class Collector:
         """A gradient arrived at the first block's input: its backward is over."""
         if self._closed or self.finished or self._open != key:
             return
-        self._close_segment(_peak(self._device.mark()) - self._base)
+        self._close_segment(self._device.mark())
         self._open = None
 
-    def _close_segment(self, peak: int) -> None:
-        if self._open is not None:
-            self._samples[self._open].backward_peak = peak
-        else:
-            self._tail_peak = max(self._tail_peak, peak)
+    def _close_segment(self, mark: Mark) -> None:
+        peak = _peak(mark)
+        if self._open is None:
+            if mark.peak_allocated is None:
+                # Not known: a gradient exists a second time while it is being accumulated, beside
+                # the one that it was computed from.
+                peak += self._largest_gradient + self._first_output()
+            self._tail_peak = max(self._tail_peak, peak - self._base)
+            return
+        sample = self._samples[self._open]
+        if mark.peak_allocated is None:
+            # Not known: the block's activations were back, and gradients took half as much again.
+            peak = self._segment_start + sample.activation * 3 // 2 + sample.output
+        sample.backward_peak = peak - self._base
+
+    def _first_output(self) -> int:
+        return next((sample.output for sample in self._samples.values()), 0)
+
+    def _head(self, mark: Mark) -> int:
+        """Return the peak level between the last block's forward and the first gradient."""
+        peak = _peak(mark) - self._base
+        if mark.peak_allocated is None and self._last is not None:
+            # Not known: gradients take a few times what the head still holds and what it was given.
+            last = self._last
+            peak += _HEAD_SHARE * max(0, peak - last.level - last.output) + 2 * last.output
+        return peak
 
     def _end(self) -> None:
         if self._closed:
             return
         mark = self._device.mark()
-        self._close_segment(_peak(mark) - self._base)
+        self._close_segment(mark)
         self._tail_peak = max(self._tail_peak, mark.allocated - self._base)
         self.finished = True
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import statistics
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -17,7 +16,6 @@ from mimose.devices import open_device
 from mimose.devices.base import Device
 from mimose.handle import attach
 from mimose.planners.base import Planner
-from mimose.planners.baseline import Baseline
 from mimose.planners.constant import Constant
 from mimose.planners.full import recompute_all
 from mimose.planners.mimose.estimator import Estimator
@@ -49,12 +47,6 @@ class Collecting(Constant):
 
     def plan(self, size: Size, situation: Situation) -> Decision:
         return Decision(recompute_all(self.info), "sheltered", collect=True)
-
-
-class RescuedBaseline(Baseline):
-    """Keeps every block, yet a step that ran out of memory is undone and run again."""
-
-    rescued: ClassVar[bool] = True
 
 
 class Lab:
@@ -112,10 +104,33 @@ class Lab:
         assert record is not None
         return record
 
+    def collect(self, trainer: Trainer, length: int) -> StepRecord:
+        """Take one step in which every block is recomputed and measured."""
+        return self.take(trainer, Collecting(), length)
+
+    @staticmethod
+    def violations(steps: Iterable[Step]) -> list[Step]:
+        """Return the steps that ran out of memory, were retried or flushed the cache midway."""
+        return [
+            s
+            for s in steps
+            if s.record is None or s.record.outcome != "ok" or s.record.num_alloc_retries
+        ]
+
+    @staticmethod
+    def recomputing(steps: Iterable[Step]) -> list[StepRecord]:
+        """Return the responsive steps that had to recompute."""
+        records = [s.record for s in steps if s.record is not None]
+        return [r for r in records if r.phase == "responsive" and r.plan.regions]
+
     def lengths(self, count: int, seed: int = 7) -> list[int]:
         """Return padded lengths as the task draws them."""
         task = type(self.task)(dataclasses.replace(self.task.options, seed=seed))
         return [size[1] for size in task.sizes(count)]
+
+
+def make_deep(config: RunConfig) -> DeepQaBert:
+    return DeepQaBert(TaskOptions(scale=config.scale, data=config.data, seed=config.seed))
 
 
 @pytest.fixture(scope="session")
@@ -147,7 +162,7 @@ def lab(config: RunConfig, bounds: Bounds) -> Iterator[Lab]:
 
 @pytest.fixture
 def report(
-    record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]
+    record_property: Callable[[str, object], None],
 ) -> Callable[..., None]:
     """Return a function that writes figures to the test report and, under ``-s``, prints them."""
 
@@ -163,41 +178,27 @@ def report(
     return write
 
 
-def make_deep(config: RunConfig) -> DeepQaBert:
-    return DeepQaBert(TaskOptions(scale=config.scale, data=config.data, seed=config.seed))
-
-
-def is_violation(step: Step) -> bool:
-    """Whether a step ran out of memory, was retried or made the allocator flush its cache."""
-    record = step.record
-    return record is None or record.outcome != "ok" or record.num_alloc_retries > 0
-
-
-def recomputing(steps: Iterable[Step]) -> list[StepRecord]:
-    """Return the responsive steps that had to recompute."""
-    records = [s.record for s in steps if s.record is not None]
-    return [r for r in records if r.phase == "responsive" and r.plan.regions]
-
-
-def budget_use(records: Iterable[StepRecord], budget: int) -> float:
-    """Return the median share of the budget that is allocated at a step's peak."""
-    return statistics.median((r.peak_allocated_bytes or 0) / budget for r in records)
-
-
-def predict_less(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """Make every estimator predict ``share`` too few bytes."""
+@pytest.fixture
+def predict_less(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that makes every estimator predict a share of the bytes too few."""
     predict = Estimator.predict
+    factor = 1.0
 
     def too_little(self: Estimator, size: Size) -> Profile:
         profile = predict(self, size)
         less = {
-            field.name: _scaled(getattr(profile, field.name), 1.0 - share)
+            field.name: _scaled(getattr(profile, field.name), factor)
             for field in dataclasses.fields(profile)
             if field.name != "forward_seconds"
         }
         return dataclasses.replace(profile, **less)
 
-    monkeypatch.setattr(Estimator, "predict", too_little)
+    def install(share: float) -> None:
+        nonlocal factor
+        factor = 1.0 - share
+        monkeypatch.setattr(Estimator, "predict", too_little)
+
+    return install
 
 
 def _scaled(value: int | tuple[int, ...], factor: float) -> Any:

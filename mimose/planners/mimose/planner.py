@@ -251,15 +251,15 @@ class Mimose:
         step_bytes = max(step_bytes, max(map(sum, zip(profile.level, profile.kept_peak))))
         resident = situation.resident_bytes
         peak = resident + self._inflated(step_bytes)
+        packing = estimator.packing(size)
+        packed = Packed() if packing is None else packing.pack(sorted(plan.recomputed))
         shapes_seen = estimator.num_shapes > 2 or estimator.covers(size)
         greatest = estimator.fitted_range[1]
         if shapes_seen and all(x <= _REACH * g for x, g in zip(size, greatest)):
-            check_feasible(size, peak, reserve.margin_bytes, reserve.budget_bytes)
+            self._check_feasible(size, peak, packed, reserve)
         decision = Decision(
             plan, "sheltered", collect=True, predicted_peak_bytes=resident + step_bytes
         )
-        packing = estimator.packing(estimator.clip(size))
-        packed = Packed() if packing is None else packing.pack(sorted(plan.recomputed))
         need = _need(peak, packed)
         self._pending = _Pending(plan, step_bytes, need, exact_size=False)
         return self._decide(decision, size, need, situation, reserve, started, predicted)
@@ -287,7 +287,7 @@ class Mimose:
             if below:
                 profiles.append(estimator.predict(key))
             predicted = time.perf_counter()
-            packing = estimator.packing(estimator.clip(key))
+            packing = estimator.packing(key)
             entry = self._make_entry(key, profiles, packing, situation, reserve)
             known.plans[key] = entry
         if below and entry.plan.regions:
@@ -300,7 +300,7 @@ class Mimose:
         self._pending = _Pending(entry.plan, step_bytes, need, exact_size=not below)
         # Only a plan that recomputes all it can may exceed the budget; the rounded-up size's peak
         # is no reason to refuse this one.
-        check_feasible(size, peak, reserve.margin_bytes, reserve.budget_bytes)
+        self._check_feasible(size, peak, entry.packed, reserve)
         decision = Decision(
             entry.plan,
             "responsive",
@@ -431,6 +431,16 @@ class Mimose:
             now - started - estimating,
             release,
         )
+
+    def _check_feasible(self, size: Size, peak: int, packed: Packed, reserve: Reserve) -> None:
+        """Refuse a step that cannot fit, and name a budget under which it would be planned."""
+        if peak <= reserve.budget_bytes:
+            return
+        # The margin starts larger under a larger budget: an eighth of it at most.
+        need = peak + packed.waste_bytes
+        larger = self._new_reserve(replace(self.info, budget_bytes=need + need // 7))
+        margin = max(reserve.margin_bytes, larger.margin_bytes)
+        check_feasible(size, peak, packed.waste_bytes + margin, reserve.budget_bytes)
 
     def _step_bytes(self, profile: Profile, plan: Plan, situation: Situation) -> int:
         peak = predict_peak(profile, plan, self.info, situation)

@@ -99,7 +99,8 @@ class Reserve:
             return False
         if need.segments is None:
             return self._is_novel(size, need.bytes) or max(self._growth) > room
-        return need.segments.beyond(self._cached).bytes + max(self._growth) > room
+        # At equality, too: the next segment after the largest growth seen would not fit.
+        return need.segments.beyond(self._cached).bytes + max(self._growth) >= room
 
     def released(self) -> None:
         """Take note that cached memory was handed back."""

@@ -62,17 +62,18 @@ def schedule(
         left = [b for b in left if b not in gone]
 
 
-def check_feasible(size: Size, peak_bytes: int, margin_bytes: int, budget_bytes: int) -> None:
+def check_feasible(size: Size, peak_bytes: int, lost_bytes: int, budget_bytes: int) -> None:
     """Refuse a step whose least peak exceeds the budget.
 
-    The margin is an estimate of fragmentation, so a step that fits but for the margin may run.
+    What is lost to packing and the margin are estimates, so a step that fits but for ``lost_bytes``
+    of them may run; the least budget that is named has room for them.
 
     Raises:
         Infeasible: If ``peak_bytes`` is more than ``budget_bytes``.
     """
     if peak_bytes <= budget_bytes:
         return
-    least = peak_bytes + margin_bytes
+    least = peak_bytes + lost_bytes
     raise Infeasible(
         f"a mini-batch of size {' x '.join(map(str, size))} needs {format_bytes(least)} even with "
         f"every block recomputed, and the budget is {format_bytes(budget_bytes)}: "

@@ -1,0 +1,178 @@
+"""A user's own loop: attached, trained as before, detached."""
+
+import copy
+
+import pytest
+import torch
+from transformers import BertConfig, BertForQuestionAnswering
+
+import mimose
+
+LENGTHS = (24, 40, 16, 32, 48, 24, 40, 36)
+
+
+def build():
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=200,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    return BertForQuestionAnswering(config).train()
+
+
+def inputs(length):
+    generator = torch.Generator().manual_seed(length)
+    return {
+        "input_ids": torch.randint(200, (4, length), generator=generator),
+        "start_positions": torch.randint(length, (4,), generator=generator),
+        "end_positions": torch.randint(length, (4,), generator=generator),
+    }
+
+
+def train(model, after_step=lambda: None):
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for length in LENGTHS:
+        loss = model(**inputs(length)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+        after_step()
+    return losses
+
+
+@pytest.fixture(scope="module")
+def plain():
+    model = build()
+    return train(model), model.state_dict()
+
+
+def test_the_loop_stays_as_it_was(plain):
+    losses, parameters = plain
+    model = build()
+    records = []
+    # Gradients are freed after each step here; the budget leaves room for a part of the blocks.
+    with mimose.attach(model, budget="9MB", sheltered=3) as handle:
+        assert train(model, lambda: records.append(handle.last_record)) == losses
+        last = handle.end()
+    # A step is closed by the one after it.
+    assert records[0] is None
+    records = [*records[1:], last]
+    assert [r.size for r in records] == [(4, length) for length in LENGTHS]
+    assert [r.phase for r in records[:3]] == ["sheltered"] * 3
+    assert {r.phase for r in records} == {"sheltered", "responsive"}
+    assert all(r.peak_allocated_bytes > r.situation.resident_bytes for r in records)
+    assert all(r.step_seconds > 0 for r in records)
+    for name, expected in parameters.items():
+        assert torch.equal(model.state_dict()[name], expected), name
+
+
+def test_recomputation_in_a_users_loop(plain):
+    losses, _ = plain
+    model = build()
+    with mimose.attach(model, None, planner="full") as handle:
+        assert train(model) == losses
+        assert handle.end().plan.num_recomputed == 4
+
+
+def test_running_out_of_memory_in_a_users_loop_leaves_no_trace(plain):
+    losses, parameters = plain
+    model = build()
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    calls = iter(range(100))
+
+    def fail(*_):
+        if next(calls) == 3:
+            raise torch.OutOfMemoryError("injected")
+
+    seen, outcomes = [], []
+    with mimose.attach(model, None, planner="fixed", plan="keep 0") as handle:
+        model.qa_outputs.register_forward_hook(fail)
+        for length in LENGTHS:
+
+            def forward_and_backward(length=length):
+                loss = model(**inputs(length)).loss
+                loss.backward()
+                return float(loss.detach())
+
+            seen.append(handle.run(forward_and_backward))
+            optimizer.step()
+            optimizer.zero_grad()
+            outcomes.append(handle.end().outcome)
+    assert seen == losses
+    assert outcomes == ["ok"] * 3 + ["retried"] + ["ok"] * 4
+    for name, expected in parameters.items():
+        assert torch.equal(model.state_dict()[name], expected), name
+
+
+def test_evaluation_in_between_is_left_alone(plain):
+    losses, _ = plain
+    model = build()
+    reference = []
+    observed = []
+
+    def evaluate(into):
+        generator = torch.get_rng_state()
+        model.eval()
+        with torch.no_grad():
+            into.append(model(**inputs(20)).loss)
+        model.train()
+        with torch.no_grad():
+            into.append(model(**inputs(20)).loss)
+        torch.set_rng_state(generator)
+
+    train(model, lambda: evaluate(reference))
+    model = build()
+    with mimose.attach(model, None, planner="full") as handle:
+        records = []
+
+        def after_step():
+            evaluate(observed)
+            records.append(handle.last_record)
+
+        assert train(model, after_step) == losses
+        last = handle.end()
+    # Neither evaluation opened a step of its own.
+    sizes = [r.size for r in [*records[1:], last]]
+    assert sizes == [(4, length) for length in LENGTHS]
+    assert all(torch.equal(a, b) for a, b in zip(observed, reference))
+    assert len(observed) == len(reference) == 2 * len(LENGTHS)
+
+
+def test_detaching_restores_the_model(plain):
+    losses, _ = plain
+    model = build()
+
+    def looks():
+        return [
+            (name, sorted(vars(module)), len(module._forward_hooks), len(module._forward_pre_hooks))
+            for name, module in model.named_modules()
+        ]
+
+    before, names = looks(), list(model.state_dict())
+    handle = mimose.attach(model, None, planner="full")
+    assert list(model.state_dict()) == names
+    assert isinstance(model, BertForQuestionAnswering)
+    handle.detach()
+    assert looks() == before
+    assert "forward" not in vars(model)
+    handle.detach()
+    assert train(copy.deepcopy(model)) == losses
+    mimose.attach(model, None, planner="full").detach()
+
+
+def test_what_cannot_be_attached():
+    model = build()
+    with mimose.attach(model, None), pytest.raises(ValueError, match="attached already"):
+        mimose.attach(model, None)
+    with pytest.raises(ValueError, match="no blocks were found in Linear"):
+        mimose.attach(torch.nn.Linear(3, 3), None)
+    with pytest.raises(ValueError, match="less than the model's parameters take"):
+        mimose.attach(model, 1000)
