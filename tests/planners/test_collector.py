@@ -29,7 +29,7 @@ def test_data_filter(machine, flag, expected):
 
 def test_a_full_step_is_taken_as_it_is(machine):
     m = machine()
-    row, seconds = to_row(m.collect((12, 100)), Plan.recompute_each(m.count), m.count)
+    row, seconds, _ = to_row(m.collect((12, 100)), Plan.recompute_each(m.count), m.count)
     profile = m.profile((12, 100))
     assert tuple(columns(m, row)[0]) == profile.activation
     assert tuple(columns(m, row)[5]) == profile.backward_peak
@@ -56,8 +56,8 @@ def test_activations_that_the_step_kept_are_counted_out(machine):
         ),
     )
     plan = Plan.recompute_each(m.count, set(range(m.count)) - {2})
-    row, _ = to_row(shifted, plan, m.count)
-    plain, _ = to_row(collected, Plan.recompute_each(m.count), m.count)
+    row, _, _ = to_row(shifted, plan, m.count)
+    plain, _, _ = to_row(collected, Plan.recompute_each(m.count), m.count)
     np.testing.assert_array_equal(row, plain)
 
 
@@ -80,8 +80,8 @@ def test_skipped_blocks_are_filled_in(machine, skipped):
     head = full.head_peak_bytes - output * len(skipped)
     tail = full.tail_peak_bytes
     partial = replace(full, blocks=blocks, head_peak_bytes=head)
-    row, seconds = to_row(partial, Plan.recompute_each(m.count), m.count)
-    expected, _ = to_row(full, Plan.recompute_each(m.count), m.count)
+    row, seconds, _ = to_row(partial, Plan.recompute_each(m.count), m.count)
+    expected, _, _ = to_row(full, Plan.recompute_each(m.count), m.count)
     # Neighbours differ by a few bytes of activation; levels must be exact.
     np.testing.assert_array_equal(columns(m, row)[2], columns(m, expected)[2])
     np.testing.assert_allclose(row[:-1], expected[:-1], rtol=1e-5)
@@ -94,7 +94,7 @@ def test_a_block_without_gradient_costs_no_backward(machine):
     collected = m.collect((12, 100))
     frozen = replace(collected.blocks[0], backward_peak_bytes=None)
     collected = replace(collected, blocks=(frozen, *collected.blocks[1:]))
-    row, _ = to_row(collected, Plan.recompute_each(m.count), m.count)
+    row, _, _ = to_row(collected, Plan.recompute_each(m.count), m.count)
     assert columns(m, row)[5][0] == columns(m, row)[2][0]
 
 

@@ -8,6 +8,7 @@ import pytest
 from mimose.plan import Plan
 from mimose.planners.mimose.cache import Entry, round_up
 from mimose.planners.mimose.drift import Drift
+from mimose.planners.mimose.storages import Packed
 from mimose.records import Situation
 
 
@@ -85,7 +86,17 @@ def test_rounding_up():
     assert round_up((7, 13), 1) == (7, 13)
 
 
-ENTRY = Entry(Plan.recompute_each(4, [0]), (12, 175), 1000, True, True, 9500, 8000, (7600, 8000))
+ENTRY = Entry(
+    plan=Plan.recompute_each(4, [0]),
+    size=(12, 175),
+    resident_bytes=1000,
+    grads_resident=True,
+    optimizer_ready=True,
+    needed_bytes=9500,
+    step_bytes=7900,
+    packed=Packed(waste_bytes=100),
+    ends=(7600, 8000),
+)
 
 
 def holds(entry=ENTRY, margin=500, inflation=0.0, budget=10_000, slack=500, **changes):

@@ -1,20 +1,35 @@
 from __future__ import annotations
 
 from mimose.plan import Plan
-from mimose.planners.mimose.reserve import WINDOW, Reserve
+from mimose.planners.mimose.reserve import WINDOW, Need, Reserve
 from mimose.records import Situation, StepRecord
+from mimose.solvers.packing import Segments
 
 PLAN = Plan.keep_all(2)
 
 
-def step(reserve, length, predicted, reserved, before=0, phase="responsive", **changes):
+def step(
+    reserve,
+    length,
+    predicted,
+    reserved,
+    before=0,
+    phase="responsive",
+    segments=None,
+    waste=0,
+    **changes,
+):
     situation = Situation(100, reserved_bytes=before)
     record = StepRecord((12, length), PLAN, phase, situation)
     record.peak_allocated_bytes = predicted
     record.peak_reserved_bytes = reserved
     for name, value in changes.items():
         setattr(record, name, value)
-    reserve.observe(record, predicted)
+    reserve.observe(record, Need(predicted, segments, waste))
+
+
+def release(reserve, size, needed, now, segments=None):
+    return reserve.needs_release(size, Need(needed, segments), now)
 
 
 def test_starts_at_five_percent_and_grows_with_what_is_seen():
@@ -77,46 +92,46 @@ def test_a_step_that_had_to_be_retried_did_not_have_room_enough():
 
 def test_no_release_while_there_is_room():
     reserve = Reserve(10_000)
-    assert not reserve.needs_release((12, 100), 5000, Situation(100, reserved_bytes=200))
+    assert not release(reserve, (12, 100), 5000, Situation(100, reserved_bytes=200))
 
 
 def test_release_before_a_larger_step_than_the_cache_can_serve():
     reserve = Reserve(10_000)
     step(reserve, 100, 5000, 5200)
     now = Situation(100, reserved_bytes=5200)
-    assert reserve.needs_release((12, 300), 9000, now)
-    assert not reserve.needs_release((12, 90), 4900, now)
+    assert release(reserve, (12, 300), 9000, now)
+    assert not release(reserve, (12, 90), 4900, now)
     # Tensors larger than anything cached, and ones so small that they need other pieces.
-    assert reserve.needs_release((12, 300), 4950, now)
-    assert reserve.needs_release((12, 60), 4950, now)
-    assert reserve.needs_release((6, 100), 4950, now)
+    assert release(reserve, (12, 300), 4950, now)
+    assert release(reserve, (12, 60), 4950, now)
+    assert release(reserve, (6, 100), 4950, now)
     # Even if nothing cached were of use there would be room.
-    assert not reserve.needs_release((12, 60), 4300, now)
-    assert reserve.needs_release((12, 60), 4401, now)
+    assert not release(reserve, (12, 60), 4300, now)
+    assert release(reserve, (12, 60), 4401, now)
 
 
 def test_a_size_seen_since_finds_its_own_pieces():
     reserve = Reserve(10_000)
     step(reserve, 400, 9300, 9800)
     now = Situation(100, reserved_bytes=9800)
-    assert not reserve.needs_release((12, 400), 9300, now)
-    assert reserve.needs_release((12, 390), 9200, now)
+    assert not release(reserve, (12, 400), 9300, now)
+    assert release(reserve, (12, 390), 9200, now)
     reserve.released()
-    assert reserve.needs_release((12, 400), 9300, now)
+    assert release(reserve, (12, 400), 9300, now)
 
 
 def test_growth_that_was_seen_is_expected_again():
     reserve = Reserve(10_000)
     step(reserve, 400, 6000, 6100)
     now = Situation(100, reserved_bytes=8200)
-    assert not reserve.needs_release((12, 390), 5900, now)
+    assert not release(reserve, (12, 390), 5900, now)
     step(reserve, 310, 5000, 8200, before=6100)
-    assert reserve.needs_release((12, 390), 5900, now)
+    assert release(reserve, (12, 390), 5900, now)
 
 
 def test_nothing_cached_is_nothing_to_hand_back():
     reserve = Reserve(10_000)
-    assert not reserve.needs_release((12, 400), 20_000, Situation(100, reserved_bytes=100))
+    assert not release(reserve, (12, 400), 20_000, Situation(100, reserved_bytes=100))
 
 
 def test_state_round_trips():
@@ -125,3 +140,65 @@ def test_state_round_trips():
     again.load_state_dict(reserve.state_dict())
     assert again.margin_bytes == 800
     assert again.state_dict() == reserve.state_dict()
+
+
+MIB = 1 << 20
+SMALL, LARGE = Segments(small=10, medium=4), Segments(medium=4, large=((30 * MIB, 2),))
+
+
+def test_cached_segments_that_serve_a_step_are_kept():
+    reserve = Reserve(300 * MIB, segment_bytes=20 * MIB)
+    step(reserve, 100, 110 * MIB, 120 * MIB, segments=SMALL)
+    now = Situation(0, reserved_bytes=250 * MIB)
+    fewer = Segments(small=9, medium=4)
+    assert not release(reserve, (12, 300), 250 * MIB, now, fewer)
+    # Four more of 20 MiB do not fit into the 50 MiB that are left.
+    assert release(reserve, (12, 300), 250 * MIB, now, Segments(medium=8))
+    assert release(reserve, (12, 300), 250 * MIB, now, LARGE)
+
+
+def test_growth_beyond_what_the_segments_explain_is_expected_again():
+    reserve = Reserve(300 * MIB)
+    now = Situation(0, reserved_bytes=260 * MIB)
+    step(reserve, 100, 110 * MIB, 120 * MIB, segments=SMALL)
+    other = Segments(small=9, medium=4)
+    assert not release(reserve, (12, 90), 250 * MIB, now, other)
+    step(reserve, 100, 110 * MIB, 160 * MIB, before=120 * MIB, segments=SMALL)
+    assert release(reserve, (12, 90), 250 * MIB, now, other)
+
+
+def test_room_for_just_the_growth_that_was_seen_is_too_little():
+    reserve = Reserve(300 * MIB, segment_bytes=20 * MIB)
+    step(reserve, 100, 110 * MIB, 120 * MIB, segments=SMALL)
+    at_limit = Situation(0, reserved_bytes=280 * MIB)
+    below = Situation(0, reserved_bytes=280 * MIB - 1)
+    other = Segments(small=9, medium=4)
+    assert release(reserve, (12, 90), 250 * MIB, at_limit, other)
+    assert not release(reserve, (12, 90), 250 * MIB, below, other)
+
+
+def test_what_packing_wastes_is_no_fragmentation_of_a_sheltered_step():
+    reserve = Reserve(10_000)
+    step(
+        reserve,
+        100,
+        1,
+        6000,
+        phase="sheltered",
+        waste=900,
+        segments=SMALL,
+        peak_allocated_bytes=5000,
+    )
+    assert reserve.margin_bytes == 500
+    step(
+        reserve,
+        120,
+        1,
+        7000,
+        before=6000,
+        phase="sheltered",
+        waste=300,
+        segments=SMALL,
+        peak_allocated_bytes=6000,
+    )
+    assert reserve.margin_bytes == 600
