@@ -39,6 +39,8 @@ SizeFunction = Callable[[tuple[Any, ...], Mapping[str, Any]], Size]
 
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
+_GRADS_LOOKED_AT = 16
+
 _attached: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
@@ -318,14 +320,12 @@ class Handle:
     # -- what the steps are made of
 
     def _situation(self) -> Situation:
-        # These two loops are most of what a step costs a user: no generator, and out at the first.
         parameters = self._parameters
         trainable = list(filter(_REQUIRES_GRAD, parameters))
-        grads_resident = bool(trainable)
-        for parameter in trainable:
-            if parameter.grad is None:
-                grads_resident = False
-                break
+        # Some are enough, and any: a parameter that the loss does not use never has a gradient.
+        grads_resident = any(
+            p.grad is not None for p in trainable[:: len(trainable) // _GRADS_LOOKED_AT + 1]
+        )
         kind = self.device.torch_device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         dtype = parameters[0].dtype if parameters else None

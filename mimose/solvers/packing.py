@@ -7,8 +7,9 @@ How much is lost depends on the sizes and so jumps with the length of a batch; n
 one length says anything about the next, but the sizes do.
 
 The segments needed are counted by first fit, largest tensors first, many equal ones at a time. The
-allocator itself takes the best fit in the order of the requests, which comes out within a segment
-or so of that.
+allocator itself takes the best fit in the order of the requests. For equal tensors that is the
+same. In general it needs between 9/11 and 3/2 of as many segments of either kind, give or take two;
+for the layers of BERT-base at 16 to 512 tokens it is within 7 % of the bytes, in the mean 0.5 %.
 
 Segments stay reserved after a step, and the next one uses those that suit it. What it must reserve
 anew follows from what both need.
@@ -50,8 +51,9 @@ class Segments:
     def beyond(self, cached: Segments) -> Segments:
         """Return what must be reserved anew where ``cached`` is at hand.
 
-        A large tensor takes a segment of its size or more. That smaller tensors may be cut from
-        such a segment is left out, so this is an upper bound.
+        A large tensor takes a segment of its size or more, the largest tensor the largest segment.
+        Left out is what depends on the order of requests: that smaller tensors may be cut from
+        large segments, and that an early tensor may take one that a later, larger one needs.
         """
         missing = []
         free = list(cached.large)

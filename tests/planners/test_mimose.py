@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -195,8 +197,6 @@ def test_a_guessed_number_of_blocks_is_corrected(machine):
 
 
 def m_decision(decision):
-    from dataclasses import replace
-
     return replace(decision, plan=Plan.recompute_each(12))
 
 
@@ -224,6 +224,67 @@ def test_state_is_plain_and_spares_the_sheltered_phase(machine):
         assert decision.predicted_peak_bytes == expected.predicted_peak_bytes
     assert again.margin_bytes == planner.margin_bytes
     assert json.loads(json.dumps(again.state_dict())) == state
+
+
+def with_storages(m, parts):
+    """Let every block keep its activations in this many equal storages."""
+    plain = m.collect
+
+    def collect(size):
+        seen = plain(size)
+        blocks = tuple(
+            replace(
+                b,
+                saved_storages=(b.activation_bytes // parts,) * parts,
+                output_storages=(b.output_bytes,),
+            )
+            for b in seen.blocks
+        )
+        return replace(seen, blocks=blocks)
+
+    m.collect = collect
+    planner = Mimose(margin="200MB")
+    planner.bind(m.info)
+    for length in LENGTHS:
+        m.step(planner, (12, length))
+    return planner
+
+
+def test_what_packing_wastes_is_planned_for(machine):
+    """Of tensors of just over 6.7 MiB two fit into 20 MiB, and a third is lost."""
+    m = machine(budget=4 * GB)
+    size = (12, 400)
+    activation = m.profile(size).activation[0]
+    poor = with_storages(machine(budget=4 * GB), activation // 7_100_000)
+    good = with_storages(machine(budget=4 * GB), 4)
+    decisions = [p.plan(size, m.situation()) for p in (poor, good)]
+    assert [d.phase for d in decisions] == ["responsive"] * 2
+    more, fewer = (d.plan.num_recomputed for d in decisions)
+    assert more > fewer
+
+
+def test_state_holds_the_storages(machine):
+    m = machine(budget=4 * GB)
+    size = (12, 400)
+    planner = with_storages(m, m.profile(size).activation[0] // 7_100_000)
+    state = json.loads(json.dumps(planner.state_dict()))
+    again = Mimose(margin="200MB")
+    again.bind(m.info)
+    again.load_state_dict(state)
+    assert json.loads(json.dumps(again.state_dict())) == state
+    without = copy.deepcopy(state)
+    for known in without["known"].values():
+        for item in known["samples"]:
+            assert len(item["storages"]) == m.count
+            item["storages"] = []
+    bare = Mimose(margin="200MB")
+    bare.bind(m.info)
+    bare.load_state_dict(without)
+    expected, loaded, blind = (
+        p.plan(size, m.situation(reserved_bytes=0)).plan for p in (planner, again, bare)
+    )
+    assert loaded == expected
+    assert blind.num_recomputed < expected.num_recomputed
 
 
 def test_a_loaded_planner_expects_the_optimizer_state(machine):
@@ -258,8 +319,6 @@ def test_gradients_freed_after_each_step(machine):
     plain = m.collect
 
     def collect(size):
-        from dataclasses import replace
-
         seen = plain(size)
         blocks = tuple(
             replace(b, backward_peak_bytes=b.backward_peak_bytes + levels[b.block])

@@ -79,7 +79,7 @@ class Storages:
         self._coefficients: NDArray[np.float64] | None = None
         shape = _shape(samples[-1])
         alike = [i for i, s in enumerate(samples) if _shape(s) == shape]
-        if not any(shape) or len(alike) < min(len(samples), design.shape[1]):
+        if not any(map(any, shape)) or len(alike) < min(len(samples), design.shape[1]):
             return
         table = np.array([[n for b in samples[i].storages for n in (*b[0], *b[1])] for i in alike])
         distinct, where = np.unique(table, axis=1, return_inverse=True)
