@@ -32,6 +32,7 @@ from mimose.runtime.blocks import find_blocks
 from mimose.runtime.executor import Executor
 from mimose.runtime.recovery import Undo, add_to_message, drop_frames
 from mimose.runtime.sizes import size_of
+from mimose.runtime.step import OpenStep
 from mimose.units import format_bytes, parse_bytes
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ class Handle:
         )
         self._optimizer_ready = False
         self._micro_batches = 0
-        self._step: _OpenStep | None = None
+        self._step: OpenStep | None = None
         self._undo = Undo(model, device)
         self._executor = Executor(
             model, device, blocks, on_forward=self._on_forward, after_forward=self._after_forward
@@ -165,17 +166,22 @@ class Handle:
             self.end()
         device = self.device
         device.begin_step()
-        step = _OpenStep(size, device.now(), self._situation())
+        begun = device.now()
+        situation = self._situation()
         started = time.perf_counter()
-        decision = self.planner.plan(size, step.situation)
+        decision = self.planner.plan(size, situation)
         if decision.release_cache:
             device.release_cache()
             device.begin_step()  # What was reserved before is not this step's doing.
-            step.situation = replace(step.situation, reserved_bytes=device.reserved_bytes())
-        step.planning_seconds = time.perf_counter() - started
-        step.decision = decision
-        step.planned = device.now()
-        self._step = step
+            situation = replace(situation, reserved_bytes=device.reserved_bytes())
+        self._step = OpenStep(
+            size,
+            situation,
+            decision,
+            started=begun,
+            planned=device.now(),
+            planning_seconds=time.perf_counter() - started,
+        )
         self._executor.begin(decision.plan, collect=decision.collect)
 
     def decide(self, size: Size) -> Decision:
@@ -280,6 +286,8 @@ class Handle:
         """Give the model back as it was; lift the limit if this handle set it."""
         if self.model not in _attached:
             return
+        if self._step is not None and self._step.optimized is not None:
+            self.end()  # A whole step of a user's own loop, the last one.
         self._step = None
         for hook in self._hooks:
             hook.remove()
@@ -427,57 +435,6 @@ class Attempt:
             return False
         drop_frames(error)
         return True
-
-
-class _OpenStep:
-    """A step between ``begin`` and ``end``: its decision and its time stamps."""
-
-    def __init__(self, size: Size, started: Any, situation: Situation) -> None:
-        self.size = size
-        self.situation = situation
-        self.decision: Any = None
-        self.planning_seconds = 0.0
-        self.retried = False
-        self.started = started
-        self.planned: Any = None
-        self.forwarded: Any = None
-        self.ordered: Plan | None = None
-        self.carried_out: Plan | None = None
-        self.backward_done: Any = None
-        self.optimized: Any = None
-
-    @property
-    def plan(self) -> Plan:
-        """What the step carries out, as far as its forward pass has shown."""
-        return self.carried_out or self.ordered or self.decision.plan
-
-    def record(self, device: Device, executor: Executor) -> StepRecord:
-        """Return the step as a record, without its memory figures."""
-        decision = self.decision
-        collected = executor.collected() if decision.collect and not self.retried else None
-        collecting = 0.0 if collected is None else collected.collector_seconds
-        between = device.seconds_between
-        forwarded = self.forwarded if self.forwarded is not None else self.planned
-        backward_done = self.backward_done if self.backward_done is not None else self.optimized
-        known = decision.estimator_seconds + decision.scheduler_seconds
-        return StepRecord(
-            size=self.size,
-            plan=self.plan,
-            phase=decision.phase,
-            situation=self.situation,
-            outcome="retried" if self.retried else "ok",
-            predicted_peak_bytes=decision.predicted_peak_bytes,
-            cache_hit=decision.cache_hit,
-            collected=collected,
-            step_seconds=between(self.started, self.optimized),
-            forward_seconds=max(0.0, between(self.planned, forwarded) - collecting),
-            backward_seconds=between(forwarded, backward_done),
-            optimizer_seconds=between(backward_done, self.optimized),
-            collector_seconds=collecting,
-            estimator_seconds=decision.estimator_seconds,
-            # Whatever the planner did not attribute itself: looking the plan up, releasing cache.
-            scheduler_seconds=decision.scheduler_seconds + max(0.0, self.planning_seconds - known),
-        )
 
 
 def _grad_bytes(

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from mimose.costs import Profile, predict_peak
 from mimose.plan import Plan
+from mimose.planners.bound import Bound
 from mimose.planners.full import recomputable, recompute_all
 from mimose.planners.mimose import authors
 from mimose.planners.mimose.cache import Entry, round_up
@@ -56,7 +57,7 @@ def _need(peak: int, packed: Packed) -> Need:
     return Need(peak + packed.waste_bytes, packed.segments, packed.waste_bytes)
 
 
-class Mimose:
+class Mimose(Bound):
     """Input-aware checkpointing (Xu et al., IPDPS 2023).
 
     The first iterations are *sheltered*: every block is recomputed and the collector measures.
@@ -99,24 +100,13 @@ class Mimose:
         self._sheltered = whole_number("sheltered", sheltered, 1, MOST_SHELTERED)
         self._cache_step = whole_number("cache_step", cache_step, 1)
         self._fixed_margin = None if margin is None else byte_count("margin", margin)
-        self._info: ModelInfo | None = None
+        super().__init__()
         self._candidates: list[int] = []
         self._known: dict[str, Knowledge] = {}
         self._reserve: Reserve | None = None
         self._reserve_state: Mapping[str, Any] | None = None
         self._drift = Drift()
         self._pending: _Pending | None = None
-
-    @property
-    def info(self) -> ModelInfo:
-        """The model's facts.
-
-        Raises:
-            RuntimeError: If :meth:`bind` has not been called yet.
-        """
-        if self._info is None:
-            raise RuntimeError("a planner must be bound to a model before it plans: call bind()")
-        return self._info
 
     @property
     def margin_bytes(self) -> int | None:

@@ -1,0 +1,87 @@
+"""A step between its beginning and its end: what was decided and when each part was over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mimose.devices.base import Device
+from mimose.plan import Plan
+from mimose.records import Decision, Situation, Size, StepRecord
+from mimose.runtime.executor import Executor
+
+
+class OpenStep:
+    """A step that has been decided. Its time stamps are the device's.
+
+    Args:
+        size: Size of the mini-batch.
+        situation: The state at the start of the step.
+        decision: What the planner decided.
+        started: When the step began.
+        planned: When it had been decided.
+        planning_seconds: Time that deciding took.
+
+    Attributes:
+        retried: Whether its first attempt ran out of memory and was undone.
+        forwarded: When the model's forward pass ended, or None.
+        ordered: What the executor was told to do instead of the decision's plan, or None.
+        carried_out: What the forward pass really carried out, or None before it ended.
+        backward_done: When the optimizer began, or None.
+        optimized: When the optimizer ended, or None.
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        situation: Situation,
+        decision: Decision,
+        *,
+        started: Any,
+        planned: Any,
+        planning_seconds: float,
+    ) -> None:
+        self.size = size
+        self.situation = situation
+        self.decision = decision
+        self.started = started
+        self.planned = planned
+        self.planning_seconds = planning_seconds
+        self.retried = False
+        self.forwarded: Any = None
+        self.ordered: Plan | None = None
+        self.carried_out: Plan | None = None
+        self.backward_done: Any = None
+        self.optimized: Any = None
+
+    @property
+    def plan(self) -> Plan:
+        """What the step carries out, as far as its forward pass has shown."""
+        return self.carried_out or self.ordered or self.decision.plan
+
+    def record(self, device: Device, executor: Executor) -> StepRecord:
+        """Return the step as a record, without its memory figures."""
+        decision = self.decision
+        collected = executor.collected() if decision.collect and not self.retried else None
+        collecting = 0.0 if collected is None else collected.collector_seconds
+        between = device.seconds_between
+        forwarded = self.forwarded if self.forwarded is not None else self.planned
+        backward_done = self.backward_done if self.backward_done is not None else self.optimized
+        known = decision.estimator_seconds + decision.scheduler_seconds
+        return StepRecord(
+            size=self.size,
+            plan=self.plan,
+            phase=decision.phase,
+            situation=self.situation,
+            outcome="retried" if self.retried else "ok",
+            predicted_peak_bytes=decision.predicted_peak_bytes,
+            cache_hit=decision.cache_hit,
+            collected=collected,
+            step_seconds=between(self.started, self.optimized),
+            forward_seconds=max(0.0, between(self.planned, forwarded) - collecting),
+            backward_seconds=between(forwarded, backward_done),
+            optimizer_seconds=between(backward_done, self.optimized),
+            collector_seconds=collecting,
+            estimator_seconds=decision.estimator_seconds,
+            # Whatever the planner did not attribute itself: looking the plan up, releasing cache.
+            scheduler_seconds=decision.scheduler_seconds + max(0.0, self.planning_seconds - known),
+        )
