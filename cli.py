@@ -29,6 +29,25 @@ app = typer.Typer(
 
 RESULTS = Path("results")
 
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"mimose-bench {version('mimose-bench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    pass
+
+
 Task = Annotated[str, typer.Option("--task", help="Task to train; 'list' names them.")]
 Budget = Annotated[
     str,
@@ -446,15 +465,18 @@ def compare(
 
     if len(runs) < 2:
         raise ValueError("compare needs two runs or more: the reference first")
-    rows = comparing.compare(_open_runs(runs, results))
+    found = _open_runs(runs, results)
+    rows = comparing.compare(found)
     if json:
         _print_json(rows)
         return
     print(tables.comparison(rows))
+    for line in comparing.differences(found):
+        print(f"the runs differ in {line}")
     print(
         "\ntime: sum over the paired steps, those that both runs finished, relative to the first "
-        "run; the interval is a bootstrap over them.\nviolations: out-of-memory steps, retried "
-        "steps and allocator retries."
+        "run, the first step left out as warm-up; the interval is a bootstrap over them.\n"
+        "violations: out-of-memory steps, retried steps and allocator retries."
     )
 
 
@@ -485,7 +507,10 @@ def plot(
     names = runs or [str(folder) for folder in reversed(find_runs(results))]
     if not names:
         raise ValueError(f"there is no run in {results} yet: make one with mimose-bench run")
-    written = draw_figures(_open_runs(names, results), out, figure or (), paper=paper)
+    found = _open_runs(names, results)
+    if not runs:  # Whoever names a run that ended in an error wants to see it.
+        found = [run for run in found if run.info["outcome"] != "failed"] or found
+    written = draw_figures(found, out, figure or (), paper=paper)
     if json:
         _print_json([str(path) for path in written])
     else:
@@ -502,6 +527,8 @@ def _config(options: dict[str, Any]) -> Any:
 
     from mimose_bench.experiments.config import RunConfig
 
+    if ":" in options["planner"] and "" not in sys.path:
+        sys.path.insert(0, "")  # package.module:Class is looked for here, too.
     given = {f.name: options[f.name] for f in fields(RunConfig) if f.name in options}
     budget, margin = options["budget"], options["margin"]
     given["budget"] = None if budget.strip().lower() == "none" else parse_bytes(budget)

@@ -67,9 +67,11 @@ def time_ratio(paired: pd.DataFrame, *, learning: bool = True, seed: int = 0) ->
 
     Args:
         paired: What :func:`pair` returned.
-        learning: Whether steps in which the planner was still measuring count.
+        learning: Whether steps in which the planner was still measuring count. The first step
+            never does: it is warm-up, in this run as in the reference.
         seed: Seed of the bootstrap.
     """
+    paired = paired[paired["step"] > 0]
     chosen = paired if learning else paired[~paired["phase"].isin(LEARNING_PHASES)]
     mine = chosen["step_seconds"].to_numpy(dtype=float)
     theirs = chosen["reference_seconds"].to_numpy(dtype=float)
@@ -131,6 +133,36 @@ def compare(runs: Sequence[Any]) -> list[dict[str, Any]]:
         rows.append(row)
     return rows
 
+
+def differences(runs: Sequence[Any]) -> list[str]:
+    """Return a line for each setting in which the runs differ, but for planner and budget.
+
+    A ratio of times says something about the planners only where there is none.
+    """
+    lines = []
+    configs = [run.info.get("config") or {} for run in runs]
+    for key in sorted({key for config in configs for key in config} - _COMPARED):
+        values = [config.get(key) for config in configs]
+        if any(value != values[0] for value in values):
+            lines.append(f"{key}: {', '.join(str(value) for value in values)}")
+    return lines
+
+
+# What is compared, or says how a planner decides, or where the run lies.
+_COMPARED = {
+    "budget",
+    "cache_step",
+    "enforce",
+    "margin",
+    "on_oom",
+    "out",
+    "plan",
+    "planner",
+    "planner_options",
+    "sheltered",
+    "steps",
+    "variant",
+}
 
 _SHOWN = (
     "budget_bytes",

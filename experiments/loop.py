@@ -119,16 +119,25 @@ class Trainer:
         self.scaler.scale(loss).backward()
         return float(loss.detach())
 
-    def least_budget(self, batch: Batch) -> int | None:
+    def least_budget(self, batch: Batch, *, in_optimizer: bool = False) -> int | None:
         """Measure, with the limit lifted, the budget that ``batch`` needs fully recomputed.
 
-        For the end of a run only: it takes a training step. Returns None where even the bare
-        device has too little memory.
+        For the end of a run only: it takes a training step.
+
+        Args:
+            batch: The batch.
+            in_optimizer: Whether the last step failed in the optimizer.
+
+        Returns:
+            Bytes, or None where even the bare device has too little memory.
         """
         handle = self.handle
         handle.device.enforce(None)
         handle.planner = make_planner("full")
         handle.rebind()
+        if in_optimizer:
+            # Its state may be half made: it is made anew.
+            self.optimizer.state.clear()
         self.optimizer.zero_grad(set_to_none=self.config.zero_grad == "free")
         handle.device.release_cache()
         try:

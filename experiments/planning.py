@@ -52,7 +52,8 @@ def plan_sizes(config: RunConfig, lengths: Sequence[int]) -> tuple[list[Planned]
 
     Raises:
         ValueError: If something about the configuration or a length is wrong.
-        torch.OutOfMemoryError: If a step that was to teach the planner ran out of memory.
+        Infeasible: If a step that was to teach the planner did not fit the budget.
+        torch.OutOfMemoryError: If it did not fit the device either.
     """
     planner = make_planner(config.planner, **config.options())
     with opened(config) as device:
@@ -84,7 +85,24 @@ def _teach(task: Task, trainer: Trainer, device: Device) -> None:
         share = number / (PROFILED_STEPS - 1)
         length = round(shortest + share * (longest[1] - shortest))
         batch = task.example_batch((longest[0], length, *longest[2:]))
-        record, _ = trainer.train(batch, device.put(batch.tensors))
+        try:
+            record, _ = trainer.train(batch, device.put(batch.tensors))
+        except torch.OutOfMemoryError as error:
+            failure = str(error)
+        else:
+            failure = ""
+        if failure:
+            in_optimizer = trainer.handle.in_optimizer
+            trainer.handle.end(failed=True)
+            least = trainer.least_budget(batch, in_optimizer=in_optimizer)
+            if least is None:
+                raise torch.OutOfMemoryError(failure)
+            raise Infeasible(
+                f"a batch of {batch.size[0]} of length {batch.size[1]} ran out of memory while it "
+                f"was to be measured; with every block recomputed it needs {format_bytes(least)}: "
+                "give a larger budget",
+                least,
+            )
         if record is not None and record.phase in ("static", "responsive"):
             break
 

@@ -195,10 +195,10 @@ def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str]
         return "infeasible", f"{where} does not fit: {step.error}; the least budget is {least}"
     text = f"{where} ran out of memory under planner {config.planner}"
     if step.in_optimizer:
-        return "oom", f"{text} in the optimizer's step, which is never repeated: {step.error}"
-    if config.on_oom == "skip" and trainer.handle.planner.rescued:
+        text += " in the optimizer's step, which is never repeated"
+    if _may_go_on(config, step):
         return "oom", f"{text} and was skipped"
-    least_bytes = trainer.least_budget(step.batch)
+    least_bytes = trainer.least_budget(step.batch, in_optimizer=step.in_optimizer)
     if least_bytes is None:
         return "oom", f"{text}: {step.error}"
     return "oom", (

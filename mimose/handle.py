@@ -82,6 +82,7 @@ def attach(
     if model in _attached:
         raise ValueError("this model is attached already: call detach() on its handle first")
     budget_bytes = None if budget is None else parse_bytes(budget)
+    chosen = make_planner(planner, **options) if isinstance(planner, str) else planner
     found = find_blocks(model, blocks)
     parameters = storage_bytes([*model.parameters(), *model.buffers()])
     if budget_bytes is not None and parameters > budget_bytes:
@@ -89,9 +90,13 @@ def attach(
             f"a budget of {format_bytes(budget_bytes)} is less than the model's parameters take "
             f"({format_bytes(parameters)}): give a larger budget or use a smaller model"
         )
-    chosen = make_planner(planner, **options) if isinstance(planner, str) else planner
     owned = device is None
     if device is None:
+        if _attached and next(model.parameters()).device.type == "cpu":
+            raise ValueError(
+                "another model is attached on the cpu, whose memory can be counted for one at a "
+                "time: call detach() on its handle first"
+            )
         device = device_for(model)
     try:
         if enforce:
@@ -111,7 +116,6 @@ class Handle:
         planner: The planner that decides.
         device: The device that measures.
         budget_bytes: Bound on reserved bytes, or None.
-        last_record: The last finished step, or None.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class Handle:
         self.planner = planner
         self.device = device
         self.budget_bytes = budget_bytes
-        self.last_record: StepRecord | None = None
+        self._last_record: StepRecord | None = None
         config = getattr(model, "config", None)
         encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
         self._size = size or (lambda a, k: size_of(a, k, encoder_decoder=encoder_decoder))
@@ -219,7 +223,7 @@ class Handle:
                 self._undo.restore()
                 self._micro_batches = 0
             device.release_cache()
-            self.last_record = record
+            self._last_record = record
             return record
         self._bind()
         started = time.perf_counter()
@@ -228,7 +232,7 @@ class Handle:
         record.estimator_seconds += observing
         if record.step_seconds is not None:
             record.step_seconds += observing
-        self.last_record = record
+        self._last_record = record
         return record
 
     def run(self, function: Callable[[], T]) -> T:
@@ -309,6 +313,17 @@ class Handle:
         name = type(self.model).__name__
         blocks = len(self._executor.block_names)
         return f"<mimose {self.planner.name} on {name}: {blocks} blocks, {budget}>"
+
+    @property
+    def last_record(self) -> StepRecord | None:
+        """The last step, or None before the first.
+
+        In a user's own loop a step is over once the optimizer has stepped; without an optimizer's
+        step, when the next one begins.
+        """
+        if self._step is not None and self._step.optimized is not None:
+            self.end()
+        return self._last_record
 
     @property
     def block_names(self) -> tuple[str, ...]:
@@ -425,12 +440,12 @@ class Attempt:
         device = self._handle.device
         if self._last:
             step = self._handle._step
-            parts = [
-                f"Allocated {format_bytes(device.allocated_bytes())},",
-                f"reserved {format_bytes(device.reserved_bytes())},",
-                f"largest free block {format_bytes(device.largest_free_block_bytes())}"
-                + (f"; plan: {step.plan}." if step is not None else "."),
-            ]
+            parts = []
+            if "largest free block" not in str(error):  # CUDA's own message does not say.
+                free = format_bytes(device.largest_free_block_bytes())
+                parts.append(f"The largest free block is {free}.")
+            if step is not None:
+                parts.append(f"The plan was: {step.plan}.")
             add_to_message(error, parts)
             return False
         drop_frames(error)

@@ -35,6 +35,7 @@ def draw(runs: Sequence[Run]) -> Figure:
                 )
             panel.set_title(device)
             panel.set_xlabel("step")
+            panel.xaxis.get_major_locator().set_params(integer=True)
             panel.set_ylabel("training loss")
         style.legend_below(figure, axes, columns=3)
     return figure

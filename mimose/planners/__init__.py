@@ -41,6 +41,11 @@ def make_planner(name: str, **options: Any) -> Planner:
     """
     chosen = _import(name) if ":" in name else _look_up(name)
     signature = inspect.signature(chosen)
+    parameters = signature.parameters.values()
+    unknown = options.keys() - signature.parameters.keys()
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        names = ", ".join(sorted(unknown))
+        raise ValueError(f"planner {name!r} has no option {names}: {_takes(signature)}")
     try:
         signature.bind(**options)
     except TypeError as error:

@@ -144,7 +144,11 @@ def _structural(module: nn.Module, prefix: str) -> Iterator[BlockModule]:
     if _is_list_of_like(module):
         yield from _members(module, prefix)
         return
+    run = _run_of_like(module)
     for name, child in module.named_children():
+        if name in run:
+            yield BlockModule(f"{prefix}{name}", child)
+            continue
         yield from _structural(child, f"{prefix}{name}.")
 
 
@@ -167,6 +171,21 @@ def _is_list_of_like(module: nn.Module) -> bool:
         and len({type(member) for member in members}) == 1
         and any(True for _ in members[0].children())
     )
+
+
+def _run_of_like(module: nn.Module) -> frozenset[str]:
+    """Return the names of a Sequential's members of the class that makes up most of it.
+
+    An embedding, then a dozen layers, then a head, all in one Sequential.
+    """
+    if not isinstance(module, nn.Sequential):
+        return frozenset()
+    kinds: dict[type, list[str]] = {}
+    for name, member in module.named_children():
+        if any(True for _ in member.children()) and not isinstance(member, _LISTS):
+            kinds.setdefault(type(member), []).append(name)
+    longest = max(kinds.values(), key=len, default=[])
+    return frozenset(longest) if len(longest) > 1 else frozenset()
 
 
 def _chained_list(member: nn.Module) -> tuple[str, nn.Module] | None:

@@ -59,11 +59,9 @@ def test_the_loop_stays_as_it_was(plain):
     records = []
     # Gradients are freed after each step here; the budget leaves room for a part of the blocks.
     with mimose.attach(model, budget="9MB", sheltered=3) as handle:
+        assert handle.last_record is None
         assert train(model, lambda: records.append(handle.last_record)) == losses
-        last = handle.end()
-    # A step is closed by the one after it.
-    assert records[0] is None
-    records = [*records[1:], last]
+        assert handle.end() is None
     assert [r.size for r in records] == [(4, length) for length in LENGTHS]
     assert [r.phase for r in records[:3]] == ["sheltered"] * 3
     assert {r.phase for r in records} == {"sheltered", "responsive"}
@@ -138,12 +136,25 @@ def test_evaluation_in_between_is_left_alone(plain):
             records.append(handle.last_record)
 
         assert train(model, after_step) == losses
-        last = handle.end()
     # Neither evaluation opened a step of its own.
-    sizes = [r.size for r in [*records[1:], last]]
+    sizes = [r.size for r in records]
     assert sizes == [(4, length) for length in LENGTHS]
     assert all(torch.equal(a, b) for a, b in zip(observed, reference))
     assert len(observed) == len(reference) == 2 * len(LENGTHS)
+
+
+def test_a_step_that_no_one_asked_about_ends_with_the_next_or_with_detaching(plain):
+    losses, _ = plain
+    model = build()
+    seen = []
+    handle = mimose.attach(model, None, planner="full")
+    observe = handle.planner.observe
+    handle.planner.observe = lambda record: (seen.append(record.size), observe(record))
+    assert train(model, lambda: seen.append("step")) == losses
+    handle.detach()
+    sizes = [(4, length) for length in LENGTHS]
+    assert seen == ["step", *[x for size in sizes[:-1] for x in (size, "step")], sizes[-1]]
+    assert handle.last_record.size == sizes[-1]
 
 
 def test_detaching_restores_the_model(plain):

@@ -169,7 +169,7 @@ def test_a_second_failure_escapes_with_the_figures_in_its_text(lab):
 
     _, steps, _ = train(lab, keep_all(), inject, steps=FAILING_STEP + 2)
     assert steps[FAILING_STEP].record.outcome == "oom"
-    assert "plan: recompute each 0-3" in steps[FAILING_STEP].error
+    assert "The plan was: recompute each 0-3." in steps[FAILING_STEP].error
     assert steps[FAILING_STEP + 1].record.outcome == "ok"
 
 

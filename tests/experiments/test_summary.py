@@ -90,10 +90,25 @@ def test_only_steps_that_both_finished_are_paired():
     )
     paired = comparing.pair(reference, other)
     assert list(paired["step"]) == [0, 1, 2]
-    assert comparing.time_ratio(paired).value == pytest.approx(10 / 6)
+    # The first step is warm-up and not timed.
+    assert comparing.time_ratio(paired).value == pytest.approx(8 / 5)
+    paired.loc[paired["step"] == 1, "phase"] = "sheltered"
     rest = comparing.time_ratio(paired, learning=False)
-    assert rest.value == pytest.approx(8 / 5)
-    assert rest.num_pairs == 2
+    assert rest.value == pytest.approx(6 / 3)
+    assert rest.num_pairs == 1
+
+
+def test_settings_that_differ_are_named():
+    class Run:
+        def __init__(self, **config):
+            self.info = {"config": config}
+
+    runs = [
+        Run(planner="baseline", budget=None, precision="fp32", seed=1),
+        Run(planner="mimose", budget=7, precision="bf16", seed=1),
+    ]
+    assert comparing.differences(runs) == ["precision: fp32, bf16"]
+    assert comparing.differences(runs[:1]) == []
 
 
 def test_other_batches_are_not_compared():
