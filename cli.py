@@ -8,6 +8,7 @@ interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled error.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -596,11 +597,14 @@ def main() -> None:
     """Run the command line and exit with its code."""
     from mimose.costs import Infeasible
 
+    # Schedulers end a job with SIGTERM: it is recorded like one ended at the keyboard.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         try:
             app(prog_name="mimose-bench")
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # None where it was closed from the start
+                sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as error:
         # Typer makes exit code 1 of a broken pipe.
         if not isinstance(error, BrokenPipeError) and not isinstance(
@@ -621,7 +625,7 @@ def main() -> None:
         if (error.name or "").startswith("mimose"):
             raise  # our own fault, not the machine's
         sys.exit(_fail(error))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError, OverflowError, MemoryError) as error:
         sys.exit(_fail(error))
 
 

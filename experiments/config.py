@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 SCALES = ("full", "small", "tiny")
+_MOST_THREADS = 1024
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -82,8 +83,10 @@ class RunConfig:
                 _positive(name, value)
         if self.lr is not None and not self.lr > 0:
             raise ValueError(f"--lr must be above 0, not {self.lr}")
-        if self.seed < 0:
-            raise ValueError(f"--seed must be 0 or more, not {self.seed}")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"--seed must be from 0 to 2^63 - 1, not {self.seed}")
+        if self.threads is not None and self.threads > _MOST_THREADS:
+            raise ValueError(f"--threads must be at most {_MOST_THREADS}, not {self.threads}")
         _one_of("--scale", self.scale, SCALES)
         _one_of("--precision", self.precision, PRECISIONS)
         _one_of("--attention", self.attention, ("eager", "sdpa"))

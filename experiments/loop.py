@@ -106,7 +106,8 @@ class Trainer:
         """
         handle, optimizer, scaler = self.handle, self.optimizer, self.scaler
         handle.begin(batch.size)
-        loss = handle.run(lambda: self._gradients(tensors))
+        # zero_grad has left no gradients or zeros.
+        loss = handle.run(lambda: self._gradients(tensors), grads_are_zero=True)
         scaler.step(optimizer)
         scaler.update()
         record = handle.end()

@@ -59,6 +59,12 @@ class Run:
         """A row an iteration, in order; the columns are those of ``schema.STEPS``."""
         table, problems = read_table(self.directory / "steps.parquet", STEPS)
         self.warnings.extend(problems)
+        recorded = (self.info.get("summary") or {}).get("num_steps") or 0
+        if recorded > table.num_rows:
+            self.warnings.append(
+                f"{self.directory} holds {table.num_rows} of the run's {recorded} steps: its "
+                "steps.parquet is missing or incomplete, and only the summary is left of the rest"
+            )
         return to_frame(table).sort_values(["rank", "step"], kind="stable", ignore_index=True)
 
     @functools.cached_property

@@ -82,7 +82,13 @@ def attach(
     if model in _attached:
         raise ValueError("this model is attached already: call detach() on its handle first")
     budget_bytes = None if budget is None else parse_bytes(budget)
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"mimose.attach takes a torch.nn.Module, not {type(model).__name__}")
     chosen = make_planner(planner, **options) if isinstance(planner, str) else planner
+    if not callable(getattr(chosen, "plan", None)) or isinstance(chosen, type):
+        raise ValueError(
+            f"planner is a name or a planner, not {planner!r}: mimose.PLANNERS lists the names"
+        )
     found = find_blocks(model, blocks)
     parameters = storage_bytes([*model.parameters(), *model.buffers()])
     if budget_bytes is not None and parameters > budget_bytes:
@@ -144,18 +150,24 @@ class Handle:
             weakref.WeakKeyDictionary()
         )
         self._optimizer_ready = False
-        self._micro_batches = 0
         self._step: OpenStep | None = None
         self._undo = Undo(model, device)
         self._executor = Executor(
             model, device, blocks, on_forward=self._on_forward, after_forward=self._after_forward
         )
         self._version = -1
-        self._bind()
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
+        try:
+            self._bind()
+        except BaseException:
+            self._executor.detach()
+            raise
+        # PyTorch's registry of these hooks outlives every model: it must not keep this one alive.
+        hooks = [
+            register_optimizer_step_pre_hook(_weakly(self._before_optimizer)),
+            register_optimizer_step_post_hook(_weakly(self._after_optimizer)),
         ]
+        self._release = weakref.finalize(self, _release, hooks, device if owns_device else None)
+        self._release.atexit = False
         _attached.add(model)
 
     # -- steps
@@ -221,7 +233,6 @@ class Handle:
             record.outcome = "oom"
             if self.planner.rescued and step.backward_done is None:
                 self._undo.restore()
-                self._micro_batches = 0
             device.release_cache()
             self._last_record = record
             return record
@@ -235,17 +246,20 @@ class Handle:
         self._last_record = record
         return record
 
-    def run(self, function: Callable[[], T]) -> T:
+    def run(self, function: Callable[[], T], *, grads_are_zero: bool = False) -> T:
         """Run the forward and backward pass of a step, again if it runs out of memory.
 
         An attempt that runs out of memory is undone (no gradient of it stays; the random state and
         the module's buffers come back) and run once more with every block recomputed, unless the
-        planner is one that is never rescued. The optimizer's step does not belong in it: it cannot
-        be undone.
+        planner is one that is never rescued, or gradients other than zeros were there before (of
+        earlier micro-batches): those could not be told apart. The optimizer's step does not belong
+        in it: it cannot be undone.
 
         Args:
             function: Computes the loss and its gradients. What its local variables hold is let go
                 before the second attempt.
+            grads_are_zero: Whether gradients that exist already are known to be zeros, so that
+                nobody has to look.
 
         Returns:
             What ``function`` returned.
@@ -253,12 +267,12 @@ class Handle:
         Raises:
             torch.OutOfMemoryError: PyTorch's own error, if the last attempt ran out of memory.
         """
-        for attempt in self.attempts():
+        for attempt in self.attempts(grads_are_zero=grads_are_zero):
             with attempt:
                 result = function()
         return result
 
-    def attempts(self) -> Iterator[Attempt]:
+    def attempts(self, *, grads_are_zero: bool = False) -> Iterator[Attempt]:
         """Yield one attempt at a step's forward and backward pass, and another if it failed.
 
         ``for attempt in handle.attempts(): with attempt: train(batch)``; see :meth:`run`, which is
@@ -270,10 +284,9 @@ class Handle:
         if not self.planner.rescued:
             yield Attempt(self, last=True)
             return
-        situation = self._situation() if self._step is None else self._step.situation
-        self._undo.save(grads_resident=situation.grads_resident)
+        self._undo.save(grads_are_zero=grads_are_zero)
         # Gradients of earlier micro-batches cannot be told from those of a failed one.
-        first = Attempt(self, last=self._micro_batches > 0)
+        first = Attempt(self, last=not self._undo.possible)
         yield first
         if not first.failed:
             return
@@ -293,14 +306,11 @@ class Handle:
         if self._step is not None and self._step.optimized is not None:
             self.end()  # A whole step of a user's own loop, the last one.
         self._step = None
-        for hook in self._hooks:
-            hook.remove()
         self._executor.detach()
         _attached.discard(self.model)
         if self._enforced:
             self.device.enforce(None)
-        if self._owns_device:
-            self.device.close()
+        self._release()
 
     def __enter__(self) -> Handle:
         return self
@@ -390,7 +400,6 @@ class Handle:
         if step is not None and step.forwarded is None:
             step.forwarded = self.device.now()
             step.carried_out = self._executor.effective_plan
-            self._micro_batches += 1
 
     def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
         known = self._optimizers.get(optimizer)
@@ -410,7 +419,6 @@ class Handle:
         if not self._owns(optimizer):
             return
         self._optimizer_ready = True
-        self._micro_batches = 0
         if self._step is not None:
             self._step.optimized = self.device.now()
 
@@ -450,6 +458,24 @@ class Attempt:
             return False
         drop_frames(error)
         return True
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*arguments)
+
+    return call
+
+
+def _release(hooks: list[Any], device: Device | None) -> None:
+    for hook in hooks:
+        hook.remove()
+    if device is not None:
+        device.close()
 
 
 def _grad_bytes(

@@ -219,6 +219,9 @@ def _parts(regions: Sequence[Region], first: int, last: int) -> Iterator[str]:
         position, index = region.last + 1, index + 1
 
 
+_DIGITS = 6
+
+
 class _Parser:
     _TOKEN = re.compile(r"\s*(?:(?P<number>\d+)|(?P<word>[a-z]+)|(?P<sign>[-|()]))")
 
@@ -254,6 +257,8 @@ class _Parser:
         token = self.take()
         if not token.isdigit():
             raise self.error(f"expected a block number, found {token}")
+        if len(token) > _DIGITS:
+            raise self.error(f"no model has a block {token}")
         return int(token)
 
     def plan(self) -> tuple[tuple[Region, ...], int]:

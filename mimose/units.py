@@ -43,6 +43,8 @@ def parse_bytes(text: str | int) -> int:
         if match is None:
             raise ValueError(f"{text!r} is not a number of bytes: give {BYTES_HELP}")
         value = int(Decimal(match["number"]) * _FACTORS[match["prefix"].upper()])
+    if value >= 1 << 63:
+        raise ValueError(f"{text!r} is more bytes than any machine has: give {BYTES_HELP}")
     if value <= 0:
         raise ValueError(f"{text!r} is not a positive number of bytes: give {BYTES_HELP}")
     return value

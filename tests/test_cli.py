@@ -262,3 +262,25 @@ def test_plot_writes_the_figures_asked_for(call, results, tmp_path):
     assert json.loads(out) == [str(tmp_path / "f/loss.png"), str(tmp_path / "f/loss.pdf")]
     line = one_sentence(*call("plot", "--results", results, "--figure", "los"))
     assert "did you mean 'loss'" in line
+
+
+def test_a_closed_stdout_is_no_traceback() -> None:
+    script = f"exec 1>&-; exec {sys.executable} -m mimose_bench.cli list"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_plan_of_a_hundred_thousand_million_blocks_is_refused(tmp_path) -> None:
+    arguments = [
+        "run",
+        "--scale",
+        "tiny",
+        "--planner",
+        "fixed",
+        "--plan",
+        "recompute 0-99999999999",
+    ]
+    command = [sys.executable, "-m", "mimose_bench.cli", *arguments, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1

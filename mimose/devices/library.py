@@ -106,7 +106,21 @@ def load() -> ctypes.PyDLL:
         ValueError: If there is no compiler or it fails; the message says what to install.
     """
     # PyDLL keeps the interpreter's lock during calls: they take well under a microsecond.
-    library = ctypes.PyDLL(str(_build()))
+    path = _build()
+    try:
+        library = ctypes.PyDLL(str(path))
+    except OSError:
+        # Cut short or damaged in the cache: once more from the source.
+        path.unlink(missing_ok=True)
+        path = _build()
+        try:
+            library = ctypes.PyDLL(str(path))
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise ValueError(
+                f"the allocator model was compiled but cannot be loaded ({error}): check the "
+                "compiler that $CXX names, or install g++ 10 or newer"
+            ) from error
     model, size, pointer = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER
     signatures: dict[str, tuple[object, ...]] = {
         "open": (model,),
@@ -174,7 +188,8 @@ def _compile(compiler: list[str], flags: list[str], target: Path) -> None:
             errors = [line for line in done.stderr.splitlines() if "error" in line]
             raise ValueError(
                 f"{' '.join(compiler)} could not compile the allocator model "
-                f"({(errors or [done.stderr.strip()])[0]}): install g++ 10 or newer"
+                f"({(errors or [done.stderr.strip() or f'exit code {done.returncode}'])[0]}): "
+                "check the compiler that $CXX names, or install g++ 10 or newer"
             )
         # Renaming is atomic: of two processes that compile at once, the later one wins.
         built.replace(target)

@@ -22,21 +22,36 @@ class Undo:
     buffers change is learned in the first step, so that later steps copy only those; from their
     values, since batch norm's kernels leave the version counters as they are. Copies are host
     memory: they must not fill the budget that they guard.
+
+    Gradients are not copied. Those that are there when a step begins can be brought back only if
+    they are zeros, as ``zero_grad(set_to_none=False)`` leaves them.
+
+    Attributes:
+        possible: Whether the step that was last saved can be undone.
     """
 
     def __init__(self, model: torch.nn.Module, device: Device) -> None:
         self._device = device
         self._buffers = [b for b in model.buffers() if b is not None]
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._parameters = list(model.parameters())
         self._saved: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         self._changing: list[torch.Tensor] | None = None
         self._rng: Any = None
-        self._had_grads = False
+        self._with_grad: list[torch.nn.Parameter] = []
+        self.possible = True
 
-    def save(self, *, grads_resident: bool) -> None:
-        """Note the state before a step's forward pass."""
+    def save(self, *, grads_are_zero: bool = False) -> None:
+        """Note the state before a step's forward pass.
+
+        Args:
+            grads_are_zero: Whether gradients that exist are known to be zeros; otherwise they are
+                looked at.
+        """
         self._rng = self._device.rng_state()
-        self._had_grads = grads_resident
+        self._with_grad = [p for p in self._parameters if p.grad is not None]
+        self.possible = grads_are_zero or not any(
+            bool(p.grad.any()) for p in self._with_grad if p.grad is not None
+        )
         with torch.no_grad(), self._device.host_memory():
             if self._changing is None and self._saved:
                 self._changing = [
@@ -48,15 +63,13 @@ class Undo:
             self._saved = [(b, b._version, b.detach().to("cpu", copy=True)) for b in buffers]
 
     def restore(self) -> None:
-        """Bring back the state at :meth:`save`: random state, buffers, no gradient of the step.
-
-        Gradients that were resident are those that ``zero_grad(set_to_none=False)`` left: zeros.
-        """
+        """Bring back the state at :meth:`save`: random state, buffers, no gradient of the step."""
+        had_grad = set(map(id, self._with_grad))
         with torch.no_grad():
             for buffer, _, copy in self._saved:
                 buffer.copy_(copy)
             for parameter in self._parameters:
-                if self._had_grads and parameter.grad is not None:
+                if id(parameter) in had_grad and parameter.grad is not None:
                     parameter.grad.zero_()
                 else:
                     parameter.grad = None

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
 
 from mimose.devices.base import Device, Mark
 from mimose.records import BlockSample, Collected
@@ -139,6 +140,9 @@ class Collector:
         low = device.mark().allocated
         before = device.now()
         saved: dict[int, int] = {}
+        own = args, kwargs
+        # Containers of its own: a block that appends to a list of the caller's does so once.
+        args, kwargs = pytree.tree_map(_same, own)
         # Within someone's checkpoint nothing is saved, and hooks on top would hide it.
         with _listing(saved) if outer is None else nullcontext():
             if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
@@ -167,6 +171,7 @@ class Collector:
         if rerun is not None:
             del result
             device.set_rng_state(random)
+            del args, kwargs
             put_back(snapshot)
             snapshot.clear()
             low = device.mark().allocated

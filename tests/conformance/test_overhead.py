@@ -105,7 +105,7 @@ def bookkeeping(handle, between):
     for _ in range(300):
         started = time.perf_counter()
         handle.begin((BATCH, LENGTH))
-        for attempt in handle.attempts():
+        for attempt in handle.attempts(grads_are_zero=True):  # as the harness does
             with attempt:
                 opening.append(time.perf_counter() - started)
         between()

@@ -1,5 +1,9 @@
 """Building the allocator model: what a user is told when it cannot be."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from mimose.devices import library
@@ -39,3 +43,14 @@ def test_folder_that_cannot_be_made(tmp_path, monkeypatch) -> None:
 def test_compiler_named_in_the_environment_comes_first(monkeypatch) -> None:
     monkeypatch.setenv("CXX", "env g++")
     assert library.find_compiler() == ["env", "g++"]
+
+
+def test_a_damaged_library_in_the_cache_is_compiled_again(tmp_path):
+    script = "from mimose.devices.allocator import AllocatorModel; AllocatorModel().malloc(1)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, env=environment, check=True)
+    (library,) = (tmp_path / "mimose").glob("*.so")
+    library.write_bytes(b"junk")
+    subprocess.run(command, env=environment, check=True)
+    assert library.stat().st_size > 1000

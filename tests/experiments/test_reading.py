@@ -108,3 +108,12 @@ def test_a_run_is_found_by_path_name_and_latest(killed, monkeypatch):
     with pytest.raises(ValueError, match="no run in"):
         open_run("latest", root / "away")
     assert find_runs(root / "away") == []
+
+
+def test_a_table_that_is_gone_is_named_though_the_summary_is_left(killed):
+    edit(killed, outcome="done", summary={"num_steps": 3})
+    for part in (killed / "steps.parts").iterdir():
+        part.unlink()
+    run = load_run(killed)
+    assert len(run.steps) == 0
+    assert ["steps.parquet is missing" in warning for warning in run.warnings] == [True]

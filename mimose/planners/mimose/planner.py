@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -107,6 +108,7 @@ class Mimose(Bound):
         self._reserve_state: Mapping[str, Any] | None = None
         self._drift = Drift()
         self._pending: _Pending | None = None
+        self._warned = False
 
     @property
     def margin_bytes(self) -> int | None:
@@ -139,7 +141,12 @@ class Mimose(Bound):
         self._pending = None
         if reserve is None:
             return Decision(Plan.keep_all(info.num_blocks))
+        reserve.align(situation.reserved_bytes)
         known = self._known.get(situation.signature)
+        if known is not None and known.attempts >= MOST_SHELTERED and not known.has_samples:
+            # Nothing can be measured in this loop: the safest plan, without measuring any more.
+            self._warn_blind()
+            return Decision(recompute_all(info), "responsive")
         if known is None or not known.has_samples or known.block_names != info.block_names:
             return Decision(recompute_all(info), "sheltered", collect=True)
         if not self._learned(known):
@@ -421,6 +428,17 @@ class Mimose(Bound):
             now - started - estimating,
             release,
         )
+
+    def _warn_blind(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"mimose could not measure any of the first {MOST_SHELTERED} steps and recomputes "
+                "every block from now on: each forward pass must be followed by its backward pass "
+                "before the next one, and the model must not run inside a checkpoint",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _check_feasible(self, size: Size, peak: int, packed: Packed, reserve: Reserve) -> None:
         """Refuse a step that cannot fit, and name a budget under which it would be planned."""

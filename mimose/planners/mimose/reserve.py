@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mimose.records import Situation, Size, StepRecord
-from mimose.solvers.packing import Segments
+from mimose.solvers.packing import SMALL_SEGMENT, Segments
 
 WINDOW = 50
 """How many telling steps are remembered."""
@@ -52,14 +52,14 @@ class Reserve:
     """Learns the margin, and watches what the cache holds.
 
     Args:
-        budget_bytes: Bound on reserved bytes.
+        budget_bytes: Bound on reserved bytes; see :meth:`align`.
         fixed: The margin in bytes, if it is not to be learned.
         segment_bytes: Least start of the margin: what the allocator reserves at a time, of which
             the last piece is rarely full. Under a budget of gigabytes 5 % is more.
     """
 
     def __init__(self, budget_bytes: int, fixed: int | None = None, segment_bytes: int = 0) -> None:
-        self.budget_bytes = budget_bytes
+        self._given = self.budget_bytes = budget_bytes
         self._fixed = fixed
         start = max(int(_START_SHARE * budget_bytes), segment_bytes)
         self._fragmentation = deque([start], WINDOW)
@@ -73,6 +73,16 @@ class Reserve:
         self._cached = Segments()
         self._seen: set[Size] = set()
         self._run: set[tuple[Size, Segments | None]] = set()
+
+    def align(self, reserved_bytes: int) -> None:
+        """Round the budget down to what can be reserved: whole segments on top of what is there.
+
+        Args:
+            reserved_bytes: Bytes reserved now. On the CPU some of them may be a model's that was
+                there before, and no multiple of any segment.
+        """
+        unusable = (self._given - reserved_bytes) % SMALL_SEGMENT
+        self.budget_bytes = max(self._given - unusable, 1)
 
     @property
     def margin_bytes(self) -> int:
