@@ -65,7 +65,11 @@ PlannerName = Annotated[
 ]
 Device = Annotated[
     str,
-    typer.Option("--device", help="auto (cuda where there is one, else cpu), cuda, cuda:N or cpu."),
+    typer.Option(
+        "--device",
+        help="auto (cuda where there is one, else cpu), cuda, cuda:N, cpu, or sim:NAME, a "
+        "simulated GPU (sim:v100; 'mimose-bench list' names them).",
+    ),
 ]
 Scale = Annotated[
     str,
@@ -141,6 +145,14 @@ ZeroGrad = Annotated[
         help="keep gradients allocated between steps, as the paper's PyTorch did, or free them.",
     ),
 ]
+Foreach = Annotated[
+    str,
+    typer.Option(
+        "--foreach",
+        help="Whether the optimizer updates many parameters in one kernel, which takes memory for "
+        "temporaries: on, off or auto (PyTorch's choice for the device; on for cuda and sim).",
+    ),
+]
 Enforce = Annotated[
     bool,
     typer.Option(
@@ -177,6 +189,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 def list_(json: AsJson = False) -> None:
     """List tasks, planners and devices."""
     from mimose.devices import DEVICES
+    from mimose.devices.sim.gpus import GPUS, load_gpu
     from mimose.planners import PLANNERS
     from mimose_bench.experiments import tables
     from mimose_bench.experiments.tasks import TASKS
@@ -185,6 +198,7 @@ def list_(json: AsJson = False) -> None:
         "tasks": {name: _first_line(task) for name, task in TASKS.items()},
         "planners": {name: _first_line(planner) for name, planner in PLANNERS.items()},
         "devices": list(DEVICES),
+        "simulated": [_simulated(load_gpu(name)) for name in GPUS],
     }
     if json:
         _print_json(found)
@@ -194,6 +208,17 @@ def list_(json: AsJson = False) -> None:
     print(tables.table(("planner", "what it does"), found["planners"].items()))
     print()
     print("devices:", ", ".join(found["devices"]))
+    print()
+    headers = ("simulated device", "GPU", "memory", "calibration")
+    print(
+        tables.table(
+            headers,
+            [
+                (gpu["device"], gpu["title"], tables.size(gpu["memory_bytes"]), gpu["calibration"])
+                for gpu in found["simulated"]
+            ],
+        )
+    )
 
 
 @app.command()
@@ -219,12 +244,46 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def calibrate(
+    device: Annotated[
+        str, typer.Option("--device", help="GPU to measure: cuda or cuda:N.")
+    ] = "cuda",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="File for the specification; named after the GPU, here, by default."
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Measure this machine's GPU, so that --device sim:FILE simulates it anywhere."""
+    from mimose.devices.sim.gpus import save, to_json
+    from mimose_bench.experiments import cuda_bench, tables
+    from mimose_bench.experiments.calibrate import rows, slug, specification
+    from mimose_bench.experiments.planning_cost import measure_planning
+
+    title = cuda_bench.title(device)
+    path = out or Path(f"{slug(title)}.json")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}: make it or give another --out")
+    _say(f"measuring {title}, which takes less than a minute: leave the GPU alone meanwhile")
+    rates, facts = cuda_bench.calibrate(device)
+    gpu = specification(rates, facts, measure_planning())
+    save(gpu, path)
+    if json:
+        _print_json({"path": path, "gpu": to_json(gpu)})
+        return
+    print(tables.table(("measured on cuda", "value", "range"), rows(gpu, rates.matmuls)))
+    print(f"\n{path}: give it to --device as sim:{path}")
+
+
 # -- training
 
 
 @app.command()
 def plan(
-    lengths: Annotated[
+    padded: Annotated[
         str, typer.Option("--lengths", help="Padded lengths to plan for, separated by commas.")
     ] = "",
     bounds: Annotated[
@@ -251,6 +310,7 @@ def plan(
     cache_step: CacheStep = None,
     planner_option: PlannerOptions = None,
     zero_grad: ZeroGrad = "keep",
+    foreach: Foreach = "auto",
     enforce: Enforce = True,
     batch_size: BatchSize = None,
     threads: Threads = None,
@@ -258,7 +318,7 @@ def plan(
 ) -> None:
     """Print the plans a planner makes for given lengths; trains and records nothing."""
     config = _config(locals())
-    asked = [] if bounds else _lengths(lengths)
+    asked = [] if bounds else _lengths(padded)
     from dataclasses import asdict
 
     from mimose_bench.experiments import tables
@@ -312,7 +372,18 @@ def run(
     planner: PlannerName = "mimose",
     device: Device = "auto",
     scale: Scale = "full",
-    steps: Annotated[int, typer.Option("--steps", help="Training steps.")] = 200,
+    lengths: Annotated[
+        str,
+        typer.Option(
+            "--lengths",
+            help="sampled (batches as the data brings them) or expected (each length of the "
+            "data's distribution once, weighted: an epoch's mean without sampling noise).",
+        ),
+    ] = "sampled",
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", help="Training steps (200); not with --lengths expected."),
+    ] = None,
     seed: Seed = 42,
     data: Data = "auto",
     vocab: Vocab = None,
@@ -326,6 +397,7 @@ def run(
     cache_step: CacheStep = None,
     planner_option: PlannerOptions = None,
     zero_grad: ZeroGrad = "keep",
+    foreach: Foreach = "auto",
     on_oom: Annotated[
         str,
         typer.Option(
@@ -476,7 +548,8 @@ def compare(
         print(f"the runs differ in {line}")
     print(
         "\ntime: sum over the paired steps, those that both runs finished, relative to the first "
-        "run, the first step left out as warm-up; the interval is a bootstrap over them.\n"
+        "run, the first step left out as warm-up; the interval is a bootstrap over them. Over "
+        "expected lengths each counts by its share of an epoch, and there is no interval.\n"
         "violations: out-of-memory steps, retried steps and allocator retries."
     )
 
@@ -517,6 +590,45 @@ def plot(
     else:
         for path in written:
             print(path)
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="fig3, fig9, stars or clock; all by default."),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option("--device", help="sim:NAME, or cuda for what is not about time."),
+    ] = "sim:v100",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few points of each curve, in a minute or two.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the values (NAME.json) and drawings (plots).")
+    ] = RESULTS / "reproduced",
+    json: AsJson = False,
+) -> None:
+    """Compare the paper's figures with ours; exit code 4 if a value is outside its tolerance."""
+    from mimose_bench.experiments.figures import text
+    from mimose_bench.experiments.figures.reproduce import chosen
+    from mimose_bench.experiments.figures.reproduce import reproduce as measure
+    from mimose_bench.plots import draw_reproduced
+
+    results = []
+    for result in measure(chosen(names or ()), device, out, quick=quick, say=_say):
+        results.append(result)
+        drawn = draw_reproduced(result, out / "plots")
+        if not json:
+            print(text.describe(result))
+            print("\n".join(["", *map(str, [out / f"{result.name}.json", *drawn]), ""]))
+    if json:
+        _print_json([result.to_json() for result in results])
+    else:
+        print("\n".join(text.verdict(result) for result in results))
+    if not all(result.passed for result in results):
+        raise typer.Exit(4)
 
 
 # -- what the commands share
@@ -565,6 +677,13 @@ def _open_runs(names: list[str], results: Path) -> list[Any]:
         for warning in opened.warnings:
             _say(f"warning: {warning}")
     return runs
+
+
+def _simulated(gpu: Any) -> dict[str, Any]:
+    from mimose.devices.sim.gpus import to_json
+
+    shown = ("title", "memory_bytes", "calibration", "clock_error")
+    return {"device": f"sim:{gpu.name}", **{k: v for k, v in to_json(gpu).items() if k in shown}}
 
 
 def _first_line(thing: object) -> str:

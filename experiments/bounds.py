@@ -60,7 +60,7 @@ def measure_bounds(config: RunConfig, task: Task, device: Device) -> Bounds:
             trainer = Trainer(task, model, handle, config)
             batches = (task.example_batch(size) for _ in range(3))
             steps = list(trainer.steps(batches))
-            records = [s.record for s in steps if s.loss is not None and s.record is not None]
+            records = [s.record for s in steps if s.error is None and s.record is not None]
             reserved = [r.peak_reserved_bytes or 0 for r in records]
             failed = next((s.error for s in steps if s.error), None)
         if failed is not None and planner == "full":

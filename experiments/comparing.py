@@ -1,7 +1,8 @@
 """Runs side by side over the same batches: pure functions, no files.
 
 Time relative to a reference is the sum over *paired* steps, those that both runs finished on the
-same batch, so that neither a lucky order of lengths nor an early end favours anyone.
+same batch, so that neither a lucky order of lengths nor an early end favours anyone. Runs over
+expected lengths are paired length by length, and each pair counts by its share of an epoch.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mimose_bench.experiments.summary import LEARNING_PHASES
+from mimose_bench.experiments.summary import LEARNING_PHASES, is_expected, planning_seconds
 
 _BATCH = ["input_size", "batch_size", "sequence_length"]
+_PLANNING = ("estimator", "scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +26,14 @@ class Ratio:
 
     Attributes:
         value: Seconds of the run over seconds of the reference.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
+        low: Lower end of the interval; None over expected lengths, where nothing is drawn.
+        high: Upper end of the interval, likewise.
         num_pairs: Number of paired steps.
     """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     num_pairs: int
 
 
@@ -43,9 +45,18 @@ def pair(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         steps: The other run's iterations.
 
     Raises:
-        ValueError: If a step of the same number had another batch.
+        ValueError: If a step of the same number had another batch, or if one run alone is over
+            expected lengths.
     """
-    both = steps.merge(reference, on=["rank", "step"], suffixes=("", "_reference"))
+    if is_expected(steps) != is_expected(reference):
+        raise ValueError(
+            "one is over sampled lengths and the other over expected ones: "
+            "repeat one of them with the other's --lengths"
+        )
+    if is_expected(steps):
+        both = _by_length(reference, steps)
+    else:
+        both = steps.merge(reference, on=["rank", "step"], suffixes=("", "_reference"))
     for column in _BATCH:
         mine, theirs = both[column], both[f"{column}_reference"]
         differs = ((mine != theirs) & mine.notna() & theirs.notna()).fillna(False)
@@ -62,21 +73,54 @@ def pair(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     return paired.rename(columns={"step_seconds_reference": "reference_seconds"})
 
 
-def time_ratio(paired: pd.DataFrame, *, learning: bool = True, seed: int = 0) -> Ratio | None:
+def _by_length(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps that count in both runs, one a length.
+
+    Raises:
+        ValueError: If a length that both have stands for another share of the epoch.
+    """
+    mine, theirs = (frame[frame["weight"] > 0] for frame in (steps, reference))
+    both = mine.merge(theirs, on=["rank", "sequence_length"], suffixes=("", "_reference"))
+    # The renamed columns are what the check of the batches looks at.
+    both["sequence_length_reference"] = both["sequence_length"]
+    apart = set(mine["sequence_length"]) ^ set(theirs["sequence_length"])
+    cut_short = min(len(mine), len(theirs)) == len(both)  # One run ended early.
+    reweighed = (both["weight"] - both["weight_reference"]).abs() > 1e-9
+    if reweighed.any() or (apart and not cut_short):
+        raise ValueError(
+            "the runs are over other expected lengths: "
+            "repeat them with the same --task, --data, --scale, --batch-size and --seed"
+        )
+    return both
+
+
+def time_ratio(
+    paired: pd.DataFrame, *, learning: bool = True, planning: bool = True, seed: int = 0
+) -> Ratio | None:
     """Return the time of paired steps relative to the reference, or None if there are none.
 
     Args:
         paired: What :func:`pair` returned.
         learning: Whether steps in which the planner was still measuring count. The first step
             never does: it is warm-up, in this run as in the reference.
+        planning: Whether the time that planners take counts.
         seed: Seed of the bootstrap.
     """
     paired = paired[paired["step"] > 0]
     chosen = paired if learning else paired[~paired["phase"].isin(LEARNING_PHASES)]
     mine = chosen["step_seconds"].to_numpy(dtype=float)
     theirs = chosen["reference_seconds"].to_numpy(dtype=float)
+    if not planning:
+        other = {f"{part}_seconds": f"{part}_seconds_reference" for part in _PLANNING}
+        reference = chosen[list(other.values())].set_axis(list(other), axis=1)
+        mine = mine - planning_seconds(chosen).to_numpy()
+        theirs = theirs - planning_seconds(reference).to_numpy()
     if not mine.size or theirs.sum() <= 0:
         return None
+    if is_expected(chosen):
+        weights = chosen["weight"].to_numpy(dtype=float)
+        ratio = float((weights * mine).sum() / (weights * theirs).sum())
+        return Ratio(ratio, None, None, int(mine.size))
     generator = np.random.default_rng(seed)
     draws = np.empty(1000)
     for i in range(draws.size):
@@ -87,7 +131,13 @@ def time_ratio(paired: pd.DataFrame, *, learning: bool = True, seed: int = 0) ->
 
 
 def loss_difference(paired: pd.DataFrame) -> float | None:
-    """Return the largest difference of the losses of paired steps; None without losses."""
+    """Return the largest difference of the losses of paired steps; None without losses.
+
+    None over expected lengths as well: one planner prepares in more steps than another, so that
+    weights differ when a length comes.
+    """
+    if is_expected(paired):
+        return None
     difference = (paired["loss"] - paired["loss_reference"]).abs().dropna()
     return float(difference.max()) if len(difference) else None
 
@@ -95,7 +145,8 @@ def loss_difference(paired: pd.DataFrame) -> float | None:
 def compare(runs: Sequence[Any]) -> list[dict[str, Any]]:
     """Return a row a run, the first run being the reference of every ratio.
 
-    A ratio is left out (None) for a run on another device than the reference.
+    A ratio is left out (None) for a run on another device than the reference, or whose simulated
+    clock is another one.
 
     Args:
         runs: Runs as :func:`mimose_bench.experiments.reading.load_run` returns them.
@@ -107,27 +158,31 @@ def compare(runs: Sequence[Any]) -> list[dict[str, Any]]:
     rows = []
     for run in runs:
         row = {key: run.summary.get(key) for key in _SHOWN}
-        same_device = run.device_label == reference.device_label
-        whole = rest = difference = None
+        same_device = run.time_label == reference.time_label
+        whole = rest = bare = difference = None
         try:
             paired = pair(reference.steps, run.steps)
         except ValueError as error:
             raise ValueError(f"{reference.name} and {run.name}: {error}") from error
         if same_device:
             whole, rest = time_ratio(paired), time_ratio(paired, learning=False)
+            bare = time_ratio(paired, planning=False)
             difference = loss_difference(paired)
         row |= {
             "run": run.name,
             "planner": run.planner,
             "device_label": run.device_label,
+            "time_label": run.time_label,
             "outcome": run.info["outcome"],
             "num_pairs": len(paired),
+            "paired_share": float(paired["weight"].sum()) if is_expected(paired) else None,
             "time_ratio": whole and whole.value,
             "time_ratio_low": whole and whole.low,
             "time_ratio_high": whole and whole.high,
             "time_ratio_responsive": rest and rest.value,
             "time_ratio_responsive_low": rest and rest.low,
             "time_ratio_responsive_high": rest and rest.high,
+            "time_ratio_without_planning": bare and bare.value,
             "max_loss_difference": difference,
         }
         rows.append(row)
@@ -178,6 +233,8 @@ _SHOWN = (
     "num_violations",
     "num_plans_made",
     "median_step_seconds",
+    "mean_step_seconds",
+    "lengths",
     "median_estimator_seconds",
     "median_scheduler_seconds",
     "final_loss",

@@ -9,6 +9,8 @@ from typing import Any
 SCALES = ("full", "small", "tiny")
 _MOST_THREADS = 1024
 PRECISIONS = ("fp32", "bf16", "fp16")
+STEPS = 200
+"""Training steps of a run unless it says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +29,13 @@ class RunConfig:
     budget: int | None = None
     """Bound on reserved bytes; None is the unlimited reference."""
     device: str = "auto"
-    """``auto``, ``cpu`` or ``cuda``."""
+    """``auto``, ``cpu``, ``cuda`` or ``sim:NAME``."""
     scale: str = "full"
     """``full``, ``small`` or ``tiny``."""
-    steps: int = 200
-    """Training steps."""
+    lengths: str = "sampled"
+    """``sampled``: batches as the data brings them; ``expected``: each length once, weighted."""
+    steps: int | None = None
+    """Training steps; None is 200 of ``sampled`` lengths, as many as it takes of ``expected``."""
     seed: int = 42
     """Fixes weights, data and dropout."""
     data: str = "auto"
@@ -58,6 +62,9 @@ class RunConfig:
     """Further options of the planner, as text."""
     zero_grad: str = "keep"
     """``keep`` fills gradients with zeros after a step, as the paper's PyTorch did; ``free``."""
+    foreach: str = "auto"
+    """Whether the optimizer updates many parameters in one kernel: ``on``, ``off`` or ``auto``,
+    PyTorch's choice for the device, which is ``on`` for cuda and its simulation."""
     on_oom: str = "stop"
     """``stop`` ends the run at a batch that cannot fit; ``skip`` goes on with the next."""
     enforce: bool = True
@@ -72,8 +79,16 @@ class RunConfig:
     """Threads of torch's CPU operators; None leaves torch's default."""
 
     def __post_init__(self) -> None:
-        _positive("--steps", self.steps)
+        _one_of("--lengths", self.lengths, ("sampled", "expected"))
+        if self.lengths == "expected" and self.steps is not None:
+            raise ValueError(
+                "--lengths expected runs each length once: leave --steps out, or use "
+                "--lengths sampled"
+            )
+        if self.lengths == "sampled" and self.steps is None:
+            object.__setattr__(self, "steps", STEPS)
         for name, value in (
+            ("--steps", self.steps),
             ("--batch-size", self.batch_size),
             ("--threads", self.threads),
             ("--sheltered", self.sheltered),
@@ -91,6 +106,7 @@ class RunConfig:
         _one_of("--precision", self.precision, PRECISIONS)
         _one_of("--attention", self.attention, ("eager", "sdpa"))
         _one_of("--zero-grad", self.zero_grad, ("keep", "free"))
+        _one_of("--foreach", self.foreach, ("auto", "on", "off"))
         _one_of("--on-oom", self.on_oom, ("stop", "skip"))
         if self.plan is not None and self.planner != "fixed":
             raise ValueError(f"--plan belongs to --planner fixed, not to {self.planner}")

@@ -24,8 +24,9 @@ class Step:
         number: From 0.
         batch: The mini-batch.
         record: What was measured; None where the planner refused the batch before it started.
-        loss: Mean loss of the batch, or None where the step did not finish.
-        wait_seconds: Time spent waiting for the batch and copying it, outside the step.
+        loss: Mean loss of the batch, or None where the step did not finish or is simulated.
+        wait_seconds: Time spent waiting for the batch and copying it, outside the step; None where
+            time is simulated, since the host's work on data is not.
         least_budget_bytes: Where the planner refused: the least budget that would do.
         error: Why the step did not finish.
         in_optimizer: It failed in the optimizer's step, half applied: the parameters are lost.
@@ -36,7 +37,7 @@ class Step:
     batch: Batch
     record: StepRecord | None
     loss: float | None
-    wait_seconds: float
+    wait_seconds: float | None
     least_budget_bytes: int | None = None
     error: str | None = None
     in_optimizer: bool = False
@@ -53,7 +54,10 @@ class Trainer:
         self.model = model
         self.handle = handle
         self.config = config
-        self.optimizer = task.optimizer(model)
+        self.simulated = handle.device.kind == "sim"
+        # Parameters on meta would not make PyTorch choose as it does on cuda.
+        foreach = {"auto": True if self.simulated else None, "on": True, "off": False}
+        self.optimizer = task.optimizer(model, foreach=foreach[config.foreach])
         kind = handle.device.torch_device.type
         dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
         self.autocast = torch.autocast(kind, dtype=dtype, enabled=dtype is not None)
@@ -64,13 +68,13 @@ class Trainer:
         waiting = time.perf_counter()
         for number, batch in enumerate(batches):
             tensors = self.handle.device.put(batch.tensors)
-            waited = time.perf_counter() - waiting
+            waited = None if self.simulated else time.perf_counter() - waiting
             yield self._step(number, batch, tensors, waited)
             del tensors
             waiting = time.perf_counter()
 
     def _step(
-        self, number: int, batch: Batch, tensors: dict[str, torch.Tensor], waited: float
+        self, number: int, batch: Batch, tensors: dict[str, torch.Tensor], waited: float | None
     ) -> Step:
         handle = self.handle
         try:
@@ -97,7 +101,7 @@ class Trainer:
 
     def train(
         self, batch: Batch, tensors: dict[str, torch.Tensor]
-    ) -> tuple[StepRecord | None, float]:
+    ) -> tuple[StepRecord | None, float | None]:
         """Take one training step on a batch that is on the device.
 
         Raises:
@@ -114,10 +118,13 @@ class Trainer:
         optimizer.zero_grad(set_to_none=self.config.zero_grad == "free")
         return record, loss
 
-    def _gradients(self, tensors: dict[str, torch.Tensor]) -> float:
+    def _gradients(self, tensors: dict[str, torch.Tensor]) -> float | None:
         with self.autocast:
             loss = self.task.loss(self.model, tensors)
         self.scaler.scale(loss).backward()
+        if self.simulated:
+            self.handle.device.synchronize()  # As reading the loss does elsewhere.
+            return None
         return float(loss.detach())
 
     def least_budget(self, batch: Batch, *, in_optimizer: bool = False) -> int | None:

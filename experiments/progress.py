@@ -67,20 +67,28 @@ class Progress:
         elif not self._quiet:
             self._write(self.line())
 
-    def step(self, *, peak_bytes: int | None = None, loss: float | None = None) -> None:
+    def step(
+        self,
+        *,
+        peak_bytes: int | None = None,
+        loss: float | None = None,
+        total: int | None = None,
+    ) -> None:
         """Count one finished iteration.
 
         Args:
             peak_bytes: Its peak of reserved bytes.
             loss: Its loss; the last one known stays on show if None.
+            total: Number of iterations as it is known now; the one known before if None.
         """
+        self._total = self._total if total is None else total
         self._done += 1
         self._peak = max(self._peak, peak_bytes or 0)
         self._loss = self._loss if loss is None else loss
         if self._quiet:
             return
         if self._live is not None:
-            self._live.update(self._task, advance=1, figures=self.figures())
+            self._live.update(self._task, advance=1, total=self._total, figures=self.figures())
             return
         now = time.monotonic()
         if now - self._said >= LINE_SECONDS and self._done < self._total:

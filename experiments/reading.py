@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mimose_bench.experiments.clock import time_label
 from mimose_bench.experiments.files import TEMPORARY
 from mimose_bench.experiments.names import unknown_name
 from mimose_bench.experiments.schema import BLOCKS, SCHEMA_VERSION, STEPS
@@ -47,6 +48,11 @@ class Run:
     def device_label(self) -> str:
         """What every figure of the run carries, for example ``measured on cpu``."""
         return str(self.info.get("device_label") or f"device {self.info.get('device', 'unknown')}")
+
+    @property
+    def time_label(self) -> str:
+        """The device's label and, where time is simulated, how far its clock is off."""
+        return time_label(self.device_label, self.info.get("clock"))
 
     @property
     def budget_bytes(self) -> int | None:

@@ -19,7 +19,9 @@ from mimose.plan import Plan
 from mimose.planners import make_planner
 from mimose.units import format_bytes
 from mimose_bench.experiments import environment
+from mimose_bench.experiments.clock import clock_of, device_name
 from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.course import Course, course_of
 from mimose_bench.experiments.loop import Step, Trainer
 from mimose_bench.experiments.progress import Progress
 from mimose_bench.experiments.records import RunWriter, block_rows, step_row
@@ -88,9 +90,10 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunResult:
                 task=config.task,
                 planner=config.planner,
                 budget=budget,
-                device=device.kind,
+                device=device_name(device),
                 budget_bytes=config.budget,
                 device_label=device.label,
+                clock=clock_of(device),
                 seed=config.seed,
                 config=dataclasses.asdict(config),
                 environment=environment.capture(device.kind),
@@ -105,9 +108,10 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunResult:
             attach(model, config.budget, planner, device=device, enforce=config.enforce)
         )
         trainer = Trainer(task, model, handle, config)
+        course = course_of(config, task)
         title = f"{config.task} {config.planner} {budget}"
         progress = stack.enter_context(
-            Progress(config.steps, title, budget_bytes=config.budget, quiet=quiet)
+            Progress(course.total, title, budget_bytes=config.budget, quiet=quiet)
         )
         for line in (
             f"data {task.data_source}",
@@ -116,22 +120,27 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunResult:
         ):
             progress.say(line)
             writer.log(line)
-        return _train(config, trainer, writer, progress)
+        return _train(config, course, trainer, writer, progress)
 
 
-def _train(config: RunConfig, trainer: Trainer, writer: RunWriter, progress: Progress) -> RunResult:
+def _train(
+    config: RunConfig, course: Course, trainer: Trainer, writer: RunWriter, progress: Progress
+) -> RunResult:
     handle = trainer.handle
     samples = tokens = 0
+    simulated_seconds = 0.0
     failure: str | None = None
     outcome = "done"
     started = time.perf_counter()
-    batches = trainer.task.batches(config.steps, context=handle.device.host_memory)
+    batches = course.batches(handle.device.host_memory)
     with contextlib.closing(batches):  # type: ignore[type-var]  # a generator
         for step in trainer.steps(batches):
-            _write(writer, step, handle)
+            weight = course.weigh(step)
+            _write(writer, step, handle, weight)
             record = step.record
-            peak = record.peak_reserved_bytes if record is not None else None
-            progress.step(peak_bytes=peak, loss=step.loss)
+            reserved = None if record is None or weight is not None else record.peak_reserved_bytes
+            progress.step(peak_bytes=reserved, loss=step.loss, total=course.total)
+            simulated_seconds += (record and record.step_seconds) or 0.0
             if step.error is None:
                 samples += step.batch.num_samples
                 tokens += step.batch.num_tokens
@@ -142,14 +151,18 @@ def _train(config: RunConfig, trainer: Trainer, writer: RunWriter, progress: Pro
             if not _may_go_on(config, step):
                 break
             outcome = "done"
-    seconds = time.perf_counter() - started
+    wall_seconds = time.perf_counter() - started
+    seconds = simulated_seconds if trainer.simulated else wall_seconds
+    # Over expected lengths, steps stand for unequal shares: their sum is no rate.
+    has_rate = seconds > 0 and config.lengths == "sampled"
     info = writer.finish(
         outcome,
         error=failure,
         num_samples=samples,
         num_tokens=tokens,
-        samples_per_second=samples / seconds,
-        tokens_per_second=tokens / seconds,
+        wall_seconds=wall_seconds,
+        samples_per_second=samples / seconds if has_rate else None,
+        tokens_per_second=tokens / seconds if has_rate else None,
         optimizer_foreach=_foreach(trainer.optimizer),
         margin_bytes=getattr(handle.planner, "margin_bytes", None),
     )
@@ -158,7 +171,7 @@ def _train(config: RunConfig, trainer: Trainer, writer: RunWriter, progress: Pro
     return RunResult(EXIT_OUT_OF_MEMORY, info, failure)
 
 
-def _write(writer: RunWriter, step: Step, handle: Handle) -> None:
+def _write(writer: RunWriter, step: Step, handle: Handle, weight: float | None) -> None:
     batch = step.batch
     if step.record is None:
         plan = Plan.recompute_each(len(handle.block_names))
@@ -173,6 +186,7 @@ def _write(writer: RunWriter, step: Step, handle: Handle) -> None:
             "num_recomputed": plan.num_recomputed,
             "outcome": "oom",
             "wait_seconds": step.wait_seconds,
+            "weight": weight,
         }
         writer.add(row)
         return
@@ -183,6 +197,7 @@ def _write(writer: RunWriter, step: Step, handle: Handle) -> None:
         sequence_length=batch.size[1],
         loss=step.loss,
         wait_seconds=step.wait_seconds,
+        weight=weight,
     )
     writer.add(row, block_rows(step.record, step=step.number, input_size=batch.input_size))
 

@@ -13,8 +13,11 @@ import pyarrow as pa
 
 from mimose.records import StepRecord
 
-SCHEMA_VERSION = 1
-"""Raised whenever a column or a key of ``run.json`` changes its meaning."""
+SCHEMA_VERSION = 2
+"""Raised whenever a column or a key of ``run.json`` is added or changes its meaning.
+
+2: ``weight`` in the steps, ``clock`` in ``run.json``; runs of version 1 have neither.
+"""
 
 RUN_OUTCOMES = ("running", "done", "oom", "infeasible", "interrupted", "failed")
 """How a run ended. ``running`` in a run that was killed."""
@@ -49,6 +52,7 @@ STEPS = pa.schema(
         ("recompute_seconds", pa.float64()),
         ("swapped_bytes", pa.int64()),
         ("wait_seconds", pa.float64()),
+        ("weight", pa.float64()),
     ]
 )
 
@@ -76,6 +80,7 @@ def step_row(
     sequence_length: int | None = None,
     loss: float | None = None,
     wait_seconds: float | None = None,
+    weight: float | None = None,
     rank: int = 0,
 ) -> Row:
     """Return a row of ``steps.parquet``.
@@ -91,6 +96,9 @@ def step_row(
         sequence_length: Padded length, where the task has one.
         loss: The loss, or None if the step never got that far.
         wait_seconds: Time spent waiting for the batch, which ``step_seconds`` leaves out.
+        weight: In a run over expected lengths the share of an epoch's batches that the step stands
+            for, 0 for one that only prepares. Reserved bytes, which depend on the order of
+            batches, are left out then.
         rank: The process's rank.
     """
     if batch_size is None and record is not None:
@@ -104,11 +112,14 @@ def step_row(
         "loss": loss,
         "outcome": "oom",
         "wait_seconds": wait_seconds,
+        "weight": weight,
     }
     if record is None:
         return row
     row |= {name: getattr(record, name) for name in _SAME_NAME}
-    peak, reserved = record.peak_allocated_bytes, record.peak_reserved_bytes
+    if weight is not None:
+        row["peak_reserved_bytes"] = None
+    peak, reserved = row["peak_allocated_bytes"], row["peak_reserved_bytes"]
     extra = record.extra
     return row | {
         "plan": str(record.plan),

@@ -12,6 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+RESERVED_NOTE = (
+    "reserved bytes depend on the order of batches: a run over sampled lengths gives them"
+)
+"""Why a run over expected lengths has no reserved bytes."""
+
 LEARNING_PHASES = ("sheltered", "profile")
 """Phases in which a planner measures and that end: a long run is judged without them."""
 
@@ -31,11 +36,18 @@ def summarize(
         out-of-memory steps, retried steps and allocator retries together, ``budget_use`` the median
         peak allocated over the budget in responsive steps that recomputed (in all steps if there
         is none), ``num_plans_made`` the plans that did not come from a cache.
+
+        In a run over expected lengths means, medians and peaks are of the steps that stand for a
+        share of the epoch, by that share; ``lengths`` says so, and nothing is said of reserved
+        bytes, which depend on the order of batches.
     """
     outcome = steps["outcome"]
-    done = steps[outcome.isin(["ok", "retried"])]
+    expected = is_expected(steps)
+    counted = steps[steps["weight"] > 0] if expected else steps
+    done = counted[counted["outcome"].isin(["ok", "retried"])]
     budget = info.get("budget_bytes")
-    allocated, reserved = _max(steps["peak_allocated_bytes"]), _max(steps["peak_reserved_bytes"])
+    allocated = _max(counted["peak_allocated_bytes"])
+    reserved = None if expected else _max(steps["peak_reserved_bytes"])
     losses = _floats(done["loss"])
     return {
         "run_dir": run_dir,
@@ -46,9 +58,9 @@ def summarize(
         "budget_bytes": budget,
         "peak_allocated_bytes": allocated,
         "peak_reserved_bytes": reserved,
-        "median_step_seconds": _median(done["step_seconds"]),
-        "mean_step_seconds": _mean(done["step_seconds"]),
-        "total_seconds": _seconds(done["step_seconds"]),
+        "median_step_seconds": _median(done, "step_seconds"),
+        "mean_step_seconds": _mean(done, "step_seconds"),
+        "total_seconds": _seconds(steps["step_seconds"][outcome != "oom"]),
         "final_loss": _number(losses[-1]) if losses.size else None,
         "device_label": info.get("device_label"),
         "fragmentation_bytes": None if None in (allocated, reserved) else reserved - allocated,
@@ -57,12 +69,27 @@ def summarize(
         "budget_use": budget_use(steps, budget),
         "num_plans_made": int((steps["cache_hit"] == False).sum()),  # noqa: E712 (null is neither)
         "num_sheltered": int((steps["phase"] == "sheltered").sum()),
-        "median_estimator_seconds": _median(steps["estimator_seconds"]),
-        "median_scheduler_seconds": _median(steps["scheduler_seconds"]),
+        "median_estimator_seconds": _median(counted, "estimator_seconds"),
+        "median_scheduler_seconds": _median(counted, "scheduler_seconds"),
         "total_collector_seconds": _seconds(steps["collector_seconds"]),
         "total_wait_seconds": _seconds(steps["wait_seconds"]),
-        "mean_recomputed_blocks": _mean(done["num_recomputed"]),
+        "mean_recomputed_blocks": _mean(done, "num_recomputed"),
+        "mean_planning_seconds": _mean(done.assign(planning=planning_seconds(done)), "planning"),
+        "lengths": "expected" if expected else "sampled",
+        "note": RESERVED_NOTE if expected else None,
     }
+
+
+def is_expected(steps: pd.DataFrame) -> bool:
+    """Return whether the steps are of a run over expected lengths, each with a weight."""
+    return bool(steps["weight"].notna().any())
+
+
+def planning_seconds(steps: pd.DataFrame) -> pd.Series:
+    """Return the seconds of each step that the planner took: predicting, choosing, learning."""
+    return (steps["estimator_seconds"].fillna(0.0) + steps["scheduler_seconds"].fillna(0.0)).astype(
+        float
+    )
 
 
 def count_violations(steps: pd.DataFrame) -> int:
@@ -79,23 +106,31 @@ def budget_use(steps: pd.DataFrame, budget_bytes: int | None) -> float | None:
     """
     if budget_bytes is None:
         return None
-    bound = steps[(steps["phase"] == "responsive") & (steps["num_recomputed"] > 0)]
-    chosen = bound if len(bound) else steps[steps["outcome"] != "oom"]
-    peak = _median(chosen["peak_allocated_bytes"])
+    counted = steps[steps["weight"] > 0] if is_expected(steps) else steps
+    bound = counted[(counted["phase"] == "responsive") & (counted["num_recomputed"] > 0)]
+    chosen = bound if len(bound) else counted[counted["outcome"] != "oom"]
+    peak = _median(chosen, "peak_allocated_bytes")
     return None if peak is None else peak / budget_bytes
 
 
 def breakdown(steps: pd.DataFrame) -> dict[str, float]:
     """Return the mean seconds a step spends in each of its parts; ``other`` is what remains.
 
-    Recomputation is part of the backward pass, since that is where it runs.
+    Recomputation is part of the backward pass, since that is where it runs. Steps of a run over
+    expected lengths count by their weight.
     """
     done = steps[steps["outcome"] != "oom"]
+    weights = done["weight"].to_numpy(dtype=float) if is_expected(steps) else np.ones(len(done))
+    whole = weights.sum() or 1.0
+
+    def mean(column: str) -> float:
+        return float((done[column].fillna(0.0).to_numpy(dtype=float) * weights).sum() / whole)
+
     parts = {
-        part: _seconds(done[f"{part}_seconds"]) / max(len(done), 1)
+        part: mean(f"{part}_seconds")
         for part in ("forward", "backward", "optimizer", "collector", "estimator", "scheduler")
     }
-    total = _seconds(done["step_seconds"]) / max(len(done), 1)
+    total = mean("step_seconds")
     # Timer readings of the parts may add up to a hair more than the whole.
     parts["other"] = max(0.0, total - sum(parts.values()))
     return parts
@@ -106,14 +141,28 @@ def _floats(column: pd.Series) -> np.ndarray:
     return column.dropna().to_numpy(dtype=float)
 
 
-def _median(column: pd.Series) -> float | None:
-    values = _floats(column)
-    return _number(np.median(values)) if values.size else None
+def _median(steps: pd.DataFrame, column: str) -> float | None:
+    """Return the median, of weighted steps the least value that half the weight reaches."""
+    values, weights = _weighed(steps, column)
+    if not values.size:
+        return None
+    if weights is None:
+        return _number(np.median(values))
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return _number(values[order][np.searchsorted(reached, reached[-1] / 2)])
 
 
-def _mean(column: pd.Series) -> float | None:
-    values = _floats(column)
-    return _number(values.mean()) if values.size else None
+def _mean(steps: pd.DataFrame, column: str) -> float | None:
+    values, weights = _weighed(steps, column)
+    return _number(np.average(values, weights=weights)) if values.size else None
+
+
+def _weighed(steps: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the column's present values and, where steps have weights, theirs."""
+    present = steps[steps[column].notna()]
+    weights = present["weight"].to_numpy(dtype=float) if is_expected(present) else None
+    return present[column].to_numpy(dtype=float), weights
 
 
 def _seconds(column: pd.Series) -> float:

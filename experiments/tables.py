@@ -11,6 +11,7 @@ from mimose.units import format_bytes, format_seconds
 from mimose_bench.experiments.reading import Run
 
 MISSING = "-"
+SIMULATED = "simulated"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -39,20 +40,20 @@ def show(run: Run, num_steps: int) -> str:
         ("task", " ".join(str(x) for x in (info.get("task"), config.get("scale")) if x)),
         ("planner", run.planner),
         ("data", _data(info.get("data"))),
-        ("device", run.device_label),
+        ("device", run.time_label),
         ("budget", size(run.budget_bytes, "none")),
         ("steps", _counts(summary)),
         ("peak allocated", size(summary["peak_allocated_bytes"])),
-        ("peak reserved", size(summary["peak_reserved_bytes"])),
+        ("peak reserved", size(summary["peak_reserved_bytes"], summary.get("note") or MISSING)),
         ("fragmentation", size(summary["fragmentation_bytes"])),
         ("budget use", percent(summary["budget_use"])),
-        ("step time", f"{seconds(summary['median_step_seconds'])} median"),
+        ("step time", _step_time(summary)),
         ("recomputed", f"{number(summary['mean_recomputed_blocks'], '.1f')} blocks a step"),
         ("plans made", number(summary["num_plans_made"], "d")),
         ("estimator", f"{seconds(summary['median_estimator_seconds'])} median"),
         ("scheduler", f"{seconds(summary['median_scheduler_seconds'])} median"),
         ("collector", f"{seconds(summary['total_collector_seconds'])} in all"),
-        ("final loss", number(summary["final_loss"], ".4f")),
+        ("final loss", _loss(info, summary)),
     ]
     width = max(len(name) for name, _ in facts)
     text = "\n".join(f"{name.ljust(width)}  {value}" for name, value in facts)
@@ -82,7 +83,14 @@ def steps(run: Run, count: int) -> str:
 
 
 def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of :func:`mimose_bench.experiments.comparing.compare`'s rows."""
+    """Return the table of :func:`mimose_bench.experiments.comparing.compare`'s rows.
+
+    Where time is simulated, a column leaves planning out, and a line says how far the clock is
+    known to be off.
+    """
+    clocks = dict.fromkeys(
+        row["time_label"] for row in rows if row["time_label"].startswith(SIMULATED)
+    )
     headers = (
         "planner",
         "budget",
@@ -91,6 +99,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
         "time",
         "95 % interval",
         "without sheltered",
+        *(["without planning"] if clocks else []),
         "peak allocated",
         "peak reserved",
         "budget use",
@@ -98,7 +107,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
         "loss difference",
         "outcome",
     )
-    return table(
+    text = table(
         headers,
         [
             (
@@ -109,6 +118,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
                 number(row["time_ratio"], ".3f"),
                 _interval(row["time_ratio_low"], row["time_ratio_high"]),
                 number(row["time_ratio_responsive"], ".3f"),
+                *([number(row["time_ratio_without_planning"], ".3f")] if clocks else []),
                 size(row["peak_allocated_bytes"]),
                 size(row["peak_reserved_bytes"]),
                 percent(row["budget_use"]),
@@ -119,6 +129,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
             for row in rows
         ],
     )
+    return "\n".join([text, *(f"times: {label}" for label in clocks)])
 
 
 def absent(value: Any) -> bool:
@@ -159,6 +170,19 @@ def _is_figure(cell: str) -> bool:
 
 def _interval(low: Any, high: Any) -> str:
     return MISSING if absent(low) else f"{low:.3f} to {high:.3f}"
+
+
+def _step_time(summary: Mapping[str, Any]) -> str:
+    text = f"{seconds(summary['median_step_seconds'])} median"
+    if summary.get("lengths") != "expected":
+        return text
+    return f"{seconds(summary['mean_step_seconds'])} expected over an epoch's lengths, {text}"
+
+
+def _loss(info: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    if info.get("clock") is not None:
+        return "none: the run is simulated"
+    return number(summary["final_loss"], ".4f")
 
 
 def _outcome(info: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from mimose.devices.tensors import storage_bytes
 from mimose.plan import Plan
 from mimose.planners import make_planner
 from mimose.planners.base import Planner
-from mimose.records import Decision, ModelInfo, Situation, Size, StepRecord
+from mimose.records import NO_WORK, Decision, ModelInfo, Situation, Size, StepRecord
 from mimose.runtime.blocks import find_blocks
 from mimose.runtime.executor import Executor
 from mimose.runtime.recovery import Undo, add_to_message, drop_frames
@@ -190,13 +190,20 @@ class Handle:
             device.release_cache()
             device.begin_step()  # What was reserved before is not this step's doing.
             situation = replace(situation, reserved_bytes=device.reserved_bytes())
+        work, estimating = decision.work, decision.estimator_seconds
+        # Whatever the planner did not attribute itself (looking the plan up, releasing cache) is
+        # the scheduler's.
+        choosing = max(decision.scheduler_seconds, time.perf_counter() - started - estimating)
+        estimating = device.charge(work.estimating, estimating)
+        choosing = device.charge(work.choosing, choosing)
         self._step = OpenStep(
             size,
             situation,
             decision,
             started=begun,
             planned=device.now(),
-            planning_seconds=time.perf_counter() - started,
+            estimator_seconds=estimating,
+            scheduler_seconds=choosing,
         )
         self._executor.begin(decision.plan, collect=decision.collect)
 
@@ -238,8 +245,8 @@ class Handle:
             return record
         self._bind()
         started = time.perf_counter()
-        self.planner.observe(record)
-        observing = time.perf_counter() - started
+        work = self.planner.observe(record) or NO_WORK
+        observing = device.charge(work, time.perf_counter() - started)
         record.estimator_seconds += observing
         if record.step_seconds is not None:
             record.step_seconds += observing
@@ -360,7 +367,9 @@ class Handle:
             p.grad is not None for p in trainable[:: len(trainable) // _GRADS_LOOKED_AT + 1]
         )
         kind = self.device.torch_device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        # PyTorch knows no autocast for meta.
+        on = kind != "meta" and torch.is_autocast_enabled(kind)
+        autocast = torch.get_autocast_dtype(kind) if on else None
         dtype = parameters[0].dtype if parameters else None
         return Situation(
             resident_bytes=self.device.allocated_bytes(),

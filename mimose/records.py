@@ -7,7 +7,7 @@ unless a name says otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mimose.plan import Plan
@@ -78,6 +78,48 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """Planning work, counted: what a simulated device charges instead of a wall clock's reading.
+
+    Attributes:
+        lookups: Decisions that a plan cache was asked for, each with all that goes with a step
+            that finds its plan there.
+        estimates: Blocks whose costs were predicted, one a block for each size predicted.
+        candidates: Blocks weighed in choosing: one a block for each plan that the peak model
+            judged, and one for each block that the greedy rule sorted or took.
+        updates: Figures learned from a finished step.
+    """
+
+    lookups: int = 0
+    estimates: int = 0
+    candidates: int = 0
+    updates: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        """Return both together."""
+        return Work(
+            self.lookups + other.lookups,
+            self.estimates + other.estimates,
+            self.candidates + other.candidates,
+            self.updates + other.updates,
+        )
+
+    @property
+    def estimating(self) -> Work:
+        """The part of a decision that is the estimator's."""
+        return Work(estimates=self.estimates) if self.estimates else NO_WORK
+
+    @property
+    def choosing(self) -> Work:
+        """The rest of a decision: looking plans up and choosing."""
+        return replace(self, estimates=0) if self.estimates else self
+
+
+NO_WORK = Work()
+"""Nothing to charge."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A planner's answer for one step.
 
@@ -91,6 +133,8 @@ class Decision:
         estimator_seconds: Time spent predicting.
         scheduler_seconds: Time spent choosing.
         release_cache: Whether to hand cached free memory back to the device before the step.
+        work: What deciding took, counted. A planner that counts nothing costs no time on a
+            simulated device.
     """
 
     plan: Plan
@@ -101,6 +145,7 @@ class Decision:
     estimator_seconds: float = 0.0
     scheduler_seconds: float = 0.0
     release_cache: bool = False
+    work: Work = NO_WORK
 
 
 @dataclass(frozen=True, slots=True)

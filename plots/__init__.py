@@ -1,6 +1,7 @@
 """One function a figure; reads results only.
 
-To add a figure, write a module with ``draw(runs) -> Figure`` and name it in :data:`FIGURES`.
+To add a figure, write a module with ``draw(runs) -> Figure`` and name it in :data:`FIGURES`, or
+one with ``draw(result) -> Figure`` of a reproduced figure and name it in :data:`REPRODUCED`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mimose_bench.experiments.figures.result import Reproduction
 from mimose_bench.experiments.names import unknown_name
 from mimose_bench.experiments.reading import Run
-from mimose_bench.plots import breakdown, loss, peak_memory, step_time, style
+from mimose_bench.plots import (
+    breakdown,
+    layer_selection,
+    loss,
+    peak_memory,
+    step_time,
+    style,
+    unchecked_memory,
+)
 
 FIGURES: dict[str, Callable[..., Any]] = {
     "peak-memory": peak_memory.draw,
@@ -20,7 +30,25 @@ FIGURES: dict[str, Callable[..., Any]] = {
     "breakdown": breakdown.draw,
 }
 
-__all__ = ["FIGURES", "draw_figures"]
+REPRODUCED: dict[str, tuple[str, Callable[[Reproduction], Any]]] = {
+    "fig3": ("unchecked-memory", unchecked_memory.draw),
+    "fig9": ("layer-selection", layer_selection.draw),
+}
+"""File name and function by the name of the reproduced figure."""
+
+__all__ = ["FIGURES", "REPRODUCED", "draw_figures", "draw_reproduced"]
+
+
+def draw_reproduced(result: Reproduction, folder: str | Path) -> list[Path]:
+    """Draw a reproduced figure as PNG and PDF; return the files, none where it has no drawing.
+
+    Raises:
+        ValueError: If the folder cannot be written.
+    """
+    if result.name not in REPRODUCED:
+        return []
+    name, draw = REPRODUCED[result.name]
+    return style.save(draw(result), Path(folder), name)
 
 
 def draw_figures(

@@ -10,6 +10,8 @@ from mimose.units import GIB, MIB
 from mimose_bench.experiments.reading import Run
 from mimose_bench.plots import style
 
+_TITLE = 60
+
 
 def budget_text(budget_bytes: int | None) -> str:
     """Return a budget as figures name it."""
@@ -41,6 +43,16 @@ def labels(runs: Sequence[Run], *, budget: bool = True) -> list[str]:
 def devices(runs: Iterable[Run]) -> list[str]:
     """Return the device labels of ``runs``, each once: a panel each, never a shared axis."""
     return list(dict.fromkeys(run.device_label for run in runs))
+
+
+def clocks(runs: Iterable[Run]) -> list[str]:
+    """Return what keeps time in ``runs``, each once: a panel each in figures that show times."""
+    return list(dict.fromkeys(run.time_label for run in runs))
+
+
+def title(text: str) -> str:
+    """Return a panel's title; what does not fit above a panel goes on a second line."""
+    return text.replace(" (", "\n(", 1) if len(text) > _TITLE else text
 
 
 def size_axis(steps: pd.DataFrame) -> tuple[pd.Series, str]:

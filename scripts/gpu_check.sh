@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a CUDA device, in one go of less than 8 minutes: the GPU tests, the smoke
-# run, short real runs at full scale, and a trace of the allocator. Ends with a table.
+# run, short real runs at full scale, a trace of the allocator, and the GPU measured for simulation.
+# Ends with a table.
 #   scripts/gpu_check.sh [OUT]      results go to OUT (default: results/gpu-check)
 # PYTHON names the interpreter (default: .venv/bin/python if there is one, else python3).
 set -u
@@ -41,6 +42,7 @@ step "baseline at 6 GB" 60 bash -c "bench run $common --planner baseline --budge
 step "full at 6 GB" 60 bash -c "bench run $common --planner full --budget 6GB --out \"\$0\"" "$out/runs"
 step "mimose at 6 GB" 60 bash -c "bench run $common --planner mimose --budget 6GB --out \"\$0\"" "$out/runs"
 step "allocator traces" 90 "$python" scripts/gpu_trace.py "$out/traces"
+step "calibrate" 45 bash -c 'bench calibrate --out "$0"' "$out/gpu.json"
 echo "== table"
 # Oldest first: the run without a limit is the reference.
 # shellcheck disable=SC2046

@@ -7,6 +7,7 @@ import pytest
 
 from mimose_bench import cli
 from mimose_bench.experiments.records import RunWriter
+from mimose_bench.experiments.schema import SCHEMA_VERSION
 from mimose_bench.experiments.tasks import TASKS
 
 MIB = 1 << 20
@@ -189,6 +190,9 @@ def test_a_budget_that_is_none_is_one_sentence(call, budget):
     ("options", "expected"),
     [
         (["--steps", "0"], "--steps must be at least 1"),
+        (["--lengths", "expected", "--steps", "9"], "leave --steps out"),
+        (["--lengths", "all"], "--lengths must be sampled or expected"),
+        (["--foreach", "maybe"], "--foreach must be auto, on or off"),
         (["--scale", "huge"], "--scale must be"),
         (["--planner-option", "novalue"], "KEY=VALUE"),
         (["--planner", "mimosa"], "mimose"),
@@ -225,7 +229,7 @@ def test_show_prints_and_gives_json(call, results):
     assert "measured on cpu" in out
     document = json.loads(call("show", path, "--json")[1])
     assert document["summary"]["num_oom"] == 1
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == SCHEMA_VERSION
 
 
 def test_show_reads_a_killed_run_and_says_what_it_passed_over(call, results):

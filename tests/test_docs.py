@@ -9,7 +9,14 @@ import pytest
 from mimose_bench import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/planners.md", "docs/design.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/planners.md",
+    "docs/design.md",
+    "docs/reproduce.md",
+    "docs/simulation.md",
+]
 COMMANDS = [
     (page, line.strip())
     for page in PAGES

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
 from mimose_bench.experiments.paper import Histogram
+
+
+class LengthBin(NamedTuple):
+    """One of the lengths that stand for an epoch's batches.
+
+    Attributes:
+        length: Padded length in tokens: the mean of those it stands for, rounded.
+        share: Share of the batches; all bins' shares sum to one.
+    """
+
+    length: int
+    share: float
+
+
+def bins_of(lengths: Iterable[int], width: float) -> tuple[LengthBin, ...]:
+    """Return padded batch lengths in bins of ``width`` tokens, the shortest first.
+
+    Args:
+        lengths: Padded length of each batch; at least one.
+        width: Width of a bin in tokens.
+    """
+    found = np.fromiter(lengths, np.int64)
+    number = ((found - found.min()) // width).astype(np.int64)
+    members = [found[number == each] for each in np.unique(number)]
+    return _merged((round(float(m.mean())), m.size / found.size) for m in members)
+
+
+def _merged(bins: Iterable[tuple[int, float]]) -> tuple[LengthBin, ...]:
+    shares: dict[int, float] = {}
+    for length, share in bins:
+        shares[length] = shares.get(length, 0.0) + share
+    return tuple(LengthBin(length, share) for length, share in sorted(shares.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +77,18 @@ class BatchLengths:
         if self.cut and index == len(self.histogram.shares) - 1:
             longest = self.longest
         return self.draw_below(rng, batch_size, self._stretched(longest))
+
+    def bins(self) -> tuple[LengthBin, ...]:
+        """Return what :meth:`draw` draws the longest from, the mean length of each bin."""
+        edges, last = self.histogram.edges, len(self.histogram.shares) - 1
+        means = [(low + min(high, self.longest)) / 2 for low, high in pairwise(edges)]
+        if self.cut:
+            means[last] = self.longest
+        return _merged(
+            (self._stretched(mean), share)
+            for mean, share in zip(means, self.histogram.shares, strict=True)
+            if share > 0
+        )
 
     def draw_below(self, rng: np.random.Generator, batch_size: int, longest: int) -> np.ndarray:
         """Return lengths of which one is ``longest`` and none is longer."""

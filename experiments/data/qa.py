@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from mimose_bench.experiments.data.batch import Batch
+from mimose_bench.experiments.data.lengths import LengthBin, bins_of
 from mimose_bench.experiments.data.order import epoch_batches
 from mimose_bench.experiments.data.sources import DataSource
 
@@ -46,6 +47,15 @@ class QaData(Protocol):
 
     def batches(self, batch_size: int, steps: int, seed: int) -> Iterator[list[QaExample]]:
         """Yield the examples of ``steps`` batches; equal seeds give equal batches."""
+
+    def length_bins(self, batch_size: int, seed: int, width: float) -> tuple[LengthBin, ...]:
+        """Return the distribution of an epoch's padded batch lengths.
+
+        Args:
+            batch_size: Samples in a batch.
+            seed: The seed of the epoch, for data whose batches depend on their order.
+            width: Width of a bin in tokens, for data that brings none of its own.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,13 @@ class TextQa:
         """Yield the examples of ``steps`` batches, the last of an epoch possibly smaller."""
         for _, chosen in epoch_batches(len(self.features), batch_size, steps, seed):
             yield [self.features[index] for index in chosen]
+
+    def length_bins(self, batch_size: int, seed: int, width: float) -> tuple[LengthBin, ...]:
+        """Return the distribution of the first epoch's padded batch lengths."""
+        lengths = self.features.lengths
+        steps = -(-len(lengths) // batch_size)
+        order = epoch_batches(len(lengths), batch_size, steps, seed)
+        return bins_of((int(lengths[chosen].max()) for _, chosen in order), width)
 
 
 def collate(examples: Sequence[QaExample], pad_id: int) -> Batch:

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from mimose_bench.experiments.data.lengths import BatchLengths
+from mimose_bench.experiments.data.lengths import BatchLengths, LengthBin
 from mimose_bench.experiments.data.qa import QaExample
 from mimose_bench.experiments.data.sources import DataSource
 from mimose_bench.experiments.paper import length_histogram
@@ -69,6 +69,10 @@ class SyntheticQa:
             rng = np.random.default_rng((seed, _STREAM, step))
             drawn = lengths.draw(rng, sizes[step % len(sizes)])
             yield [self._example(rng, int(length)) for length in drawn]
+
+    def length_bins(self, batch_size: int, seed: int, width: float) -> tuple[LengthBin, ...]:
+        """Return what the padded lengths are drawn from, whatever the batch size and seed."""
+        return squad_lengths(self.max_length).bins()
 
     def examples_of_size(self, batch_size: int, length: int, seed: int) -> list[QaExample]:
         """Return examples of which one has ``length`` tokens and none has more."""

@@ -15,6 +15,13 @@ from typing import Any, NamedTuple
 
 _GIB = 1 << 30
 _HISTOGRAM_KEYS = {"SWAG": "S", "SQuAD": "K", "GLUE-QQP": "Q", "UN_PC": "U"}
+_SELECTIONS = {
+    "none": "Pytorch",
+    "first": "First-encoder",
+    "last": "Last-encoder",
+    "first two": "First-2encoder",
+    "last two": "Last-2encoder",
+}
 _MEMORY_KEYS = {"SWAG": "SWAG", "SQuAD": "SQuAD", "GLUE-QQP": "QQP", "UN_PC": "UN_PC"}
 
 
@@ -84,6 +91,25 @@ def peak_by_input_size(task: str) -> dict[int, tuple[MemoryPoint, ...]]:
     data = _load("fig11")
     key = _pick(task, {name.split(" ", 1)[1]: name for name in data}, "Fig 11")
     return {int(gb) * _GIB: _memory_points(points) for gb, points in data[key].items()}
+
+
+def layer_selection() -> dict[str, tuple[MemoryPoint, ...]]:
+    """Return peak memory by sequence length with some encoders recomputed (Fig 9).
+
+    The curves are ``none``, ``first``, ``last``, ``first two`` and ``last two``, after the
+    encoders recomputed. This figure's MB are 10**6 bytes: read as 2**20, BERT's own size does not
+    fit them. Three or four keys of each curve are no lengths but strokes of the figure's legend
+    (fractional, and far from every curve): they are left out.
+    """
+    data = _load("fig9")
+    return {
+        curve: tuple(
+            MemoryPoint(int(size), round(mb * 1e6))
+            for size, mb in sorted((float(size), mb) for size, mb in points.items())
+            if size.is_integer()
+        )
+        for curve, points in ((name, data[key]) for name, key in _SELECTIONS.items())
+    }
 
 
 def time_by_memory(task: str) -> dict[str, tuple[TimePoint, ...]]:

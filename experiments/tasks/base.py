@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mimose.records import Size
 from mimose_bench.experiments.data.batch import Batch
+from mimose_bench.experiments.data.lengths import LengthBin
 from mimose_bench.experiments.data.sources import DataSource
 from mimose_bench.experiments.paper import Histogram
 
@@ -27,6 +28,7 @@ __all__ = [
     "Attention",
     "Batch",
     "DataSource",
+    "LengthBin",
     "Scale",
     "Size",
     "Task",
@@ -114,8 +116,14 @@ class Task(Protocol):
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the scalar loss of ``model`` on a batch's tensors."""
 
-    def optimizer(self, model: nn.Module) -> optim.Optimizer:
-        """Return the task's optimizer over the model's parameters."""
+    def optimizer(self, model: nn.Module, *, foreach: bool | None = None) -> optim.Optimizer:
+        """Return the task's optimizer over the model's parameters.
+
+        Args:
+            model: The model.
+            foreach: Whether one kernel updates many parameters, which takes temporaries of all
+                gradients' size together; None is PyTorch's choice, which is to do so on cuda.
+        """
 
     def example_batch(self, size: Size) -> Batch:
         """Return a batch of exactly this size, with content like the task's.
@@ -132,6 +140,13 @@ class Task(Protocol):
 
     def paper_lengths(self) -> Histogram | None:
         """Return the paper's histogram of padded batch lengths, where it shows one."""
+
+    def length_bins(self) -> tuple[LengthBin, ...]:
+        """Return the distribution of an epoch's padded batch lengths, the shortest first.
+
+        Generated data is drawn from the paper's histogram, whose bins these are; other data is
+        binned likewise over one epoch of the task's own batches. All batches count as full ones.
+        """
 
     def settings(self) -> dict[str, Any]:
         """Return the resolved settings (model, data, optimizer) as plain data."""

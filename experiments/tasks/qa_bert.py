@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from mimose.records import Size
 from mimose_bench.experiments.data.batch import Batch
 from mimose_bench.experiments.data.hub import from_hub_or_cache
+from mimose_bench.experiments.data.lengths import LengthBin
 from mimose_bench.experiments.data.prefetch import prefetch
 from mimose_bench.experiments.data.qa import QaData, collate
 from mimose_bench.experiments.data.sources import DataSource, open_source
 from mimose_bench.experiments.data.squad_text import open_hub, open_path
-from mimose_bench.experiments.data.synthetic import SHORTEST, SyntheticQa
+from mimose_bench.experiments.data.synthetic import SHORTEST, SQUAD_LONGEST, SyntheticQa
 from mimose_bench.experiments.paper import Histogram, length_histogram
 from mimose_bench.experiments.tasks.base import Scale, TaskOptions
 
@@ -139,16 +140,16 @@ class QaBert:
         """Return the mean cross entropy of the answer's first and last position."""
         return model(**tensors).loss
 
-    def optimizer(self, model: nn.Module) -> optim.Optimizer:
+    def optimizer(self, model: nn.Module, *, foreach: bool | None = None) -> optim.Optimizer:
         """Return AdamW without weight decay, as in the Hugging Face scripts that the paper ran.
 
         The learning rate is 3e-5 at full scale, 3e-4 at small and 1e-3 at tiny, or the one
-        asked for.
+        asked for. ``foreach`` as in :class:`Task`.
         """
         from torch.optim import AdamW
 
         trainable = [p for p in model.parameters() if p.requires_grad]
-        return AdamW(trainable, lr=self.lr, weight_decay=0.0)
+        return AdamW(trainable, lr=self.lr, weight_decay=0.0, foreach=foreach)
 
     def example_batch(self, size: Size) -> Batch:
         """Return a generated batch of ``(batch, padded length)``; see :class:`Task`."""
@@ -174,6 +175,11 @@ class QaBert:
     def paper_lengths(self) -> Histogram:
         """Return the paper's histogram of SQuAD's padded batch lengths (Fig 3, batch 12)."""
         return length_histogram("SQuAD")
+
+    def length_bins(self) -> tuple[LengthBin, ...]:
+        """Return the distribution of padded batch lengths over an epoch; see :class:`Task`."""
+        width = self.paper_lengths().bin_width * self._setting.max_length / SQUAD_LONGEST
+        return self._data.length_bins(self.batch_size, self.options.seed, width)
 
     def settings(self) -> dict[str, Any]:
         """Return the resolved settings as plain data."""

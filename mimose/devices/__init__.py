@@ -9,15 +9,17 @@ if TYPE_CHECKING:
 
     from mimose.devices.base import Device
 
-DEVICES = ("auto", "cuda", "cpu")
-"""Names that :func:`open_device` takes; ``auto`` is ``cuda`` where there is one, else ``cpu``."""
+DEVICES = ("auto", "cuda", "cpu", "sim")
+"""Kinds that :func:`open_device` takes; ``auto`` is ``cuda`` where there is one, else ``cpu``, and
+``sim`` needs a GPU's name."""
 
 
 def open_device(name: str = "auto", *, reset_peaks: bool = False) -> Device:
     """Open the device called ``name``.
 
     Args:
-        name: One of :data:`DEVICES`, or ``cuda:N``.
+        name: One of :data:`DEVICES`, ``cuda:N``, or ``sim:NAME`` with a GPU that
+            :func:`mimose.devices.sim.gpus.load_gpu` knows or the path of a specification.
         reset_peaks: Whether the process's peak statistics may be reset on cuda, for exact peaks
             of parts of a step. Leave it off where they are a user's own.
 
@@ -27,8 +29,17 @@ def open_device(name: str = "auto", *, reset_peaks: bool = False) -> Device:
     import torch
 
     kind, _, index = name.partition(":")
+    if kind == "sim":
+        from mimose.devices.sim.device import SimDevice
+        from mimose.devices.sim.gpus import GPUS
+
+        if not index:
+            raise ValueError(f"--device sim needs a GPU: choose one of sim:{', sim:'.join(GPUS)}")
+        return SimDevice(index)
     if kind not in DEVICES or (index and (kind != "cuda" or not index.isdigit())):
-        raise ValueError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)}, cuda:N")
+        raise ValueError(
+            f"unknown device {name!r}: choose one of auto, cuda, cuda:N, cpu and sim:NAME"
+        )
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":

@@ -38,7 +38,8 @@ struct Block {
   int64_t size;
   bool small;
   bool live;
-  int64_t id;  // number of the allocation in the recorded events
+  int64_t id;      // number of the allocation in the recorded events
+  int64_t log_id;  // number among all that were ever logged; 0 if it was not
   Block* previous;
   Block* next;
 };
@@ -65,6 +66,15 @@ struct Stats {
   int64_t step_peak_allocated, step_peak_reserved;  // since begin_step
   int64_t num_alloc_retries, num_ooms;
   int64_t num_segments, largest_free_block;
+};
+
+// The requests (bytes, positive) and frees (minus the number of the allocation) of one step.
+struct Log {
+  std::vector<int64_t> events;
+  int64_t first = 0;  // number of its first allocation, less one
+  int64_t num_live = 0;
+  bool closed = true;           // nothing older than the log was freed
+  std::vector<Block*> replayed;  // blocks of a replay under way, by number
 };
 
 class Model {
@@ -96,7 +106,7 @@ class Model {
     }
     const int64_t rest = block->size - size;
     if (small ? rest >= kMinBlock : rest > kSmallRequest) {
-      Block* tail = new Block{block->address + size, rest, small, false, 0, block, block->next};
+      Block* tail = new Block{block->address + size, rest, small, false, 0, 0, block, block->next};
       if (tail->next != nullptr) tail->next->previous = tail;
       block->next = tail;
       block->size = size;
@@ -104,6 +114,12 @@ class Model {
     }
     block->live = true;
     block->id = num_recorded_;
+    block->log_id = 0;
+    if (log_ != nullptr) {
+      log_->events.push_back(request);
+      block->log_id = ++num_logged_;
+      ++log_->num_live;
+    }
     now_.allocated += block->size;
     since_mark_.raise(now_);
     return block;
@@ -111,6 +127,11 @@ class Model {
 
   void free(Block* block) {
     if (recording_) events_.push_back(-block->id);
+    if (log_ != nullptr) {
+      log_->closed &= block->log_id > log_->first;
+      log_->events.push_back(log_->first - block->log_id);
+      --log_->num_live;
+    }
     now_.allocated -= block->size;
     block->live = false;
     // The lower block survives a merge: a segment's first block is the same one for ever.
@@ -133,6 +154,42 @@ class Model {
     flush();
   }
 
+  void start_log(Log* log) {
+    *log = Log();
+    log->first = num_logged_;
+    log_ = log;
+  }
+
+  // Returns whether the log allocated and freed the same blocks, none of them older than itself.
+  bool stop_log() {
+    const Log* log = std::exchange(log_, nullptr);
+    return log != nullptr && log->closed && log->num_live == 0;
+  }
+
+  // Repeats events [from, to). Returns -1, or the request that ran out of memory.
+  int64_t replay(Log& log, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      const int64_t event = log.events[i];
+      if (event > 0) {
+        Block* block = malloc(event);
+        if (block == nullptr) return event;
+        log.replayed.push_back(block);
+      } else {
+        free(std::exchange(log.replayed[-event - 1], nullptr));
+      }
+    }
+    if (to == static_cast<int64_t>(log.events.size())) log.replayed.clear();
+    return -1;
+  }
+
+  // Frees what a replay that stopped half-way holds.
+  void abandon(Log& log) {
+    for (Block* block : log.replayed) {
+      if (block != nullptr) free(block);
+    }
+    log.replayed.clear();
+  }
+
   // Bytes that came from elsewhere but count here (negative: they went).
   void add_foreign(int64_t bytes) {
     foreign_ += bytes;
@@ -150,7 +207,7 @@ class Model {
     Block* last = nullptr;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t size = std::abs(sizes[i]);
-      Block* block = new Block{address, size, small, sizes[i] > 0, 0, last, nullptr};
+      Block* block = new Block{address, size, small, sizes[i] > 0, 0, 0, last, nullptr};
       if (last == nullptr) segments_.emplace(address, block);
       if (last != nullptr) last->next = block;
       if (block->live) {
@@ -230,7 +287,7 @@ class Model {
 
  private:
   Block* best_fit(int64_t size, bool small) {
-    Block key{std::numeric_limits<int64_t>::min(), size, small, false, 0, nullptr, nullptr};
+    Block key{std::numeric_limits<int64_t>::min(), size, small, false, 0, 0, nullptr, nullptr};
     auto found = free_[small].lower_bound(&key);
     if (found == free_[small].end()) return nullptr;
     Block* block = *found;
@@ -244,7 +301,7 @@ class Model {
                                                  : round_up(size, kLargeRound);
     if (limit_ != kNoLimit && now_.reserved + bytes > limit_) return nullptr;
     const int64_t address = next_address(bytes);
-    Block* block = new Block{address, bytes, small, false, 0, nullptr, nullptr};
+    Block* block = new Block{address, bytes, small, false, 0, 0, nullptr, nullptr};
     segments_.emplace(address, block);
     now_.reserved += bytes;
     since_mark_.raise(now_);
@@ -301,6 +358,8 @@ class Model {
   bool recording_ = false;
   int64_t num_recorded_ = 0;
   std::vector<int64_t> events_;
+  Log* log_ = nullptr;
+  int64_t num_logged_ = 0;
 };
 
 }  // namespace mimose

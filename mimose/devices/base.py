@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from mimose.records import Work
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -102,6 +104,17 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has finished its work."""
+
+    def charge(self, work: Work, measured_seconds: float) -> float:
+        """Return the seconds that planning took.
+
+        Where time is real they have passed already and are those measured. A simulated device
+        lets its host's clock pass by what the counted work costs instead.
+
+        Args:
+            work: The work, counted.
+            measured_seconds: What it took on this machine.
+        """
 
     # -- tensors
     def put(self, batch: Any) -> Any:

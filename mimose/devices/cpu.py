@@ -13,22 +13,17 @@ that oneDNN and MKL take by themselves, NumPy's memory, and storages made withou
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from mimose.devices.allocator import NO_LIMIT, Stats, record, recorded_events, stats
-from mimose.devices.base import Mark, StepMemory
-from mimose.devices.library import load
+from mimose.devices.modelled import ModelledDevice
 from mimose.devices.tensors import copy_batch, copy_model
-from mimose.units import format_bytes
+from mimose.records import Work
 
 
-class CpuDevice:
+class CpuDevice(ModelledDevice):
     """The CPU under a budget. One can be open in a process at a time.
 
     Raises:
@@ -39,116 +34,7 @@ class CpuDevice:
     label = "measured on cpu"
 
     def __init__(self) -> None:
-        self.torch_device = torch.device("cpu")
-        self._library = load()
-        self._model = self._library.mimose_open()
-        if self._model is None:
-            raise ValueError(
-                "the device 'cpu' is open already in this process: close() that one first"
-            )
-        self._retries_before = 0
-        self._final: Stats | None = None
-
-    def close(self) -> None:
-        """Give the CPU back its allocator. Live tensors stay valid; figures stay readable."""
-        if self._final is None:
-            self._final = stats(self._model)
-            self._library.mimose_close(self._model)
-
-    def stats(self) -> Stats:
-        """Return all figures of the allocator model; after :meth:`close` the last ones."""
-        return self._final or stats(self._model)
-
-    # -- memory
-
-    def allocated_bytes(self) -> int:
-        """Return the bytes allocated now."""
-        if self._final is not None:
-            return self._final.allocated
-        allocated: int = self._library.mimose_allocated(self._model)
-        return allocated
-
-    def reserved_bytes(self) -> int:
-        """Return the bytes reserved now."""
-        if self._final is not None:
-            return self._final.reserved
-        reserved: int = self._library.mimose_reserved(self._model)
-        return reserved
-
-    def peak_allocated_bytes(self) -> int:
-        """Return the highest allocated bytes since the device was opened."""
-        return self.stats().peak_allocated
-
-    def peak_reserved_bytes(self) -> int:
-        """Return the highest reserved bytes since the device was opened."""
-        return self.stats().peak_reserved
-
-    def largest_free_block_bytes(self) -> int:
-        """Return the largest block that could be handed out without reserving more."""
-        return self.stats().largest_free_block
-
-    def host_bytes(self) -> tuple[int, int]:
-        """Return the bytes on the host's account now, and their peak."""
-        now, peak = ctypes.c_int64(), ctypes.c_int64()
-        self._library.mimose_host_bytes(ctypes.byref(now), ctypes.byref(peak))
-        return now.value, peak.value
-
-    def enforce(self, budget_bytes: int | None) -> None:
-        """Make reserving more than ``budget_bytes`` fail; None lifts the limit.
-
-        Raises:
-            ValueError: If more is reserved already, with the cache emptied.
-        """
-        model = self._opened()
-        if budget_bytes is not None:
-            self.release_cache()
-            reserved = self.reserved_bytes()
-            if reserved > budget_bytes:
-                raise ValueError(
-                    f"{format_bytes(reserved)} is in use on the device already, more than the "
-                    f"budget of {format_bytes(budget_bytes)}: give a larger budget"
-                )
-        self._library.mimose_set_limit(model, NO_LIMIT if budget_bytes is None else budget_bytes)
-
-    def release_cache(self) -> None:
-        """Hand wholly unused segments back."""
-        self._library.mimose_release(self._opened())
-
-    def add_foreign(self, num_bytes: int) -> None:
-        """Count memory taken before the device was opened (negative: given back).
-
-        It is part of allocated and reserved bytes, and the limit applies to the sum.
-        """
-        self._library.mimose_add_foreign(self._opened(), num_bytes)
-
-    def begin_step(self) -> None:
-        """Start a step's own peaks and counters."""
-        self._library.mimose_begin_step(self._opened())
-        self._retries_before = self.stats().num_alloc_retries
-
-    def mark(self) -> Mark:
-        """Read, and start the next segment of the step."""
-        allocated = ctypes.c_int64()
-        peak = self._library.mimose_mark(self._opened(), ctypes.byref(allocated))
-        return Mark(allocated.value, peak)
-
-    def end_step(self) -> StepMemory:
-        """Return the figures since :meth:`begin_step`."""
-        figures = self.stats()
-        return StepMemory(
-            peak_allocated=figures.step_peak_allocated,
-            peak_reserved=figures.step_peak_reserved,
-            num_alloc_retries=figures.num_alloc_retries - self._retries_before,
-        )
-
-    def record(self) -> None:
-        """Start recording every request, with the present state as the start."""
-        record(self._opened())
-
-    def recorded_events(self) -> list[int]:
-        """Stop recording and return what was; :mod:`mimose.devices.trace` makes a trace of it."""
-        record(self._opened(), False)
-        return recorded_events(self._model)
+        super().__init__(torch.device("cpu"), "CPU")
 
     # -- time
 
@@ -162,6 +48,10 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         """Do nothing: the CPU has finished when a call returns."""
+
+    def charge(self, work: Work, measured_seconds: float) -> float:
+        """Return the seconds measured."""
+        return measured_seconds
 
     # -- tensors
 
@@ -177,15 +67,6 @@ class CpuDevice:
         """
         copy_model(model, self.torch_device)
 
-    @contextlib.contextmanager
-    def host_memory(self) -> Iterator[None]:
-        """Allocations of this thread inside the context go to the host's account."""
-        self._library.mimose_enter_host()
-        try:
-            yield
-        finally:
-            self._library.mimose_leave_host()
-
     def rng_state(self) -> torch.Tensor:
         """Return the state of the CPU's generator."""
         with self.host_memory():
@@ -195,9 +76,3 @@ class CpuDevice:
         """Take back what :meth:`rng_state` returned."""
         with self.host_memory():
             torch.set_rng_state(state)
-
-    def _opened(self) -> int:
-        if self._final is not None:
-            raise ValueError("the device 'cpu' is closed: open another with open_device('cpu')")
-        model: int = self._model
-        return model

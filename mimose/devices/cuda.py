@@ -16,6 +16,7 @@ import torch
 
 from mimose.devices.base import Mark, StepMemory
 from mimose.devices.tensors import copy_batch, copy_model
+from mimose.records import Work
 from mimose.units import format_bytes
 
 
@@ -185,6 +186,10 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Wait for the GPU."""
         torch.cuda.synchronize(self.torch_device)
+
+    def charge(self, work: Work, measured_seconds: float) -> float:
+        """Return the seconds measured."""
+        return measured_seconds
 
     # -- tensors
 

@@ -23,7 +23,7 @@ import torch
 SOURCE = Path(__file__).with_name("allocator.cpp")
 HEADER = Path(__file__).with_name("allocator_model.h")
 NO_COMPILER = (
-    "no C++ compiler was found, and the device 'cpu' needs one: install g++ "
+    "no C++ compiler was found, and the devices 'cpu' and 'sim' need one: install g++ "
     "(Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++) or name one in $CXX"
 )
 _FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC")
@@ -122,12 +122,15 @@ def load() -> ctypes.PyDLL:
                 "compiler that $CXX names, or install g++ 10 or newer"
             ) from error
     model, size, pointer = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER
+    log = ctypes.c_void_p
     signatures: dict[str, tuple[object, ...]] = {
-        "open": (model,),
-        "close": (None, model),
+        "open": (model, ctypes.c_int, ctypes.c_char_p),
+        "close": (None, ctypes.c_int, model),
+        "enter_ignored": (None,),
+        "leave_ignored": (None,),
         "enter_host": (None,),
         "leave_host": (None,),
-        "host_bytes": (None, pointer(size), pointer(size)),
+        "host_bytes": (None, ctypes.c_int, pointer(size), pointer(size)),
         "new": (model,),
         "delete": (None, model),
         "malloc": (ctypes.c_void_p, model, size),
@@ -144,6 +147,14 @@ def load() -> ctypes.PyDLL:
         "stats": (None, model, pointer(Stats)),
         "record": (None, model, ctypes.c_int),
         "events": (size, model, pointer(size), size),
+        "workspace": (ctypes.c_int, model, size),
+        "log_new": (log,),
+        "log_delete": (None, log),
+        "log_start": (None, model, log),
+        "log_stop": (ctypes.c_int, model),
+        "log_size": (size, log),
+        "log_replay": (size, model, log, size, size),
+        "log_abandon": (None, model, log),
     }
     for name, (result, *arguments) in signatures.items():
         function = getattr(library, f"mimose_{name}")

@@ -47,7 +47,8 @@ def model_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the storages of ``tensors``, each counted once."""
-    seen = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    # Not by data pointer: meta tensors have none.
+    seen = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return sum(seen.values())
 
 
@@ -97,3 +98,39 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     first = int(tensor.storage_offset())
     last = first + sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride()))
     return first * tensor.element_size(), (last + 1) * tensor.element_size()
+
+
+def move_model(model: torch.nn.Module, device: torch.device) -> None:
+    """Give parameters, gradients and buffers of ``model`` new memory on ``device``, without data.
+
+    Tensors that share a storage share the new one. Parameters that were on another device are
+    replaced by new ones, since a parameter's device cannot change.
+    """
+    moved: dict[int, torch.Tensor] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        new = storages.get(storage._cdata)
+        if new is None:
+            new = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device).untyped_storage()
+            storages[storage._cdata] = new
+        target = torch.empty(0, dtype=tensor.dtype, device=device)
+        return target.set_(new, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def renewed(tensor: torch.Tensor) -> torch.Tensor:
+        known = moved.get(id(tensor))
+        if known is None:
+            known = empty(tensor.detach())
+            if isinstance(tensor, torch.nn.Parameter):
+                known = torch.nn.Parameter(known, requires_grad=tensor.requires_grad)
+                known.grad = None if tensor.grad is None else empty(tensor.grad)
+            moved[id(tensor)] = known
+        return known
+
+    with torch.no_grad():
+        for module in model.modules():
+            for owned in (module._parameters, module._buffers):
+                for name, tensor in owned.items():
+                    if tensor is not None:
+                        owned[name] = renewed(tensor)

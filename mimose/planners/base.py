@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from mimose.records import Decision, ModelInfo, Situation, Size, StepRecord
+from mimose.records import Decision, ModelInfo, Situation, Size, StepRecord, Work
 
 
 class Planner(Protocol):
@@ -34,8 +34,8 @@ class Planner(Protocol):
             Infeasible: If no allowed plan fits the budget.
         """
 
-    def observe(self, record: StepRecord) -> None:
-        """Learn from a finished step."""
+    def observe(self, record: StepRecord) -> Work | None:
+        """Learn from a finished step; return the work that this took, None for none to speak of."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, as plain data."""

@@ -19,7 +19,8 @@ class OpenStep:
         decision: What the planner decided.
         started: When the step began.
         planned: When it had been decided.
-        planning_seconds: Time that deciding took.
+        estimator_seconds: Time that predicting took.
+        scheduler_seconds: Time that the rest of deciding took: choosing, looking the plan up.
 
     Attributes:
         retried: Whether its first attempt ran out of memory and was undone.
@@ -38,14 +39,16 @@ class OpenStep:
         *,
         started: Any,
         planned: Any,
-        planning_seconds: float,
+        estimator_seconds: float,
+        scheduler_seconds: float,
     ) -> None:
         self.size = size
         self.situation = situation
         self.decision = decision
         self.started = started
         self.planned = planned
-        self.planning_seconds = planning_seconds
+        self.estimator_seconds = estimator_seconds
+        self.scheduler_seconds = scheduler_seconds
         self.retried = False
         self.forwarded: Any = None
         self.ordered: Plan | None = None
@@ -66,7 +69,6 @@ class OpenStep:
         between = device.seconds_between
         forwarded = self.forwarded if self.forwarded is not None else self.planned
         backward_done = self.backward_done if self.backward_done is not None else self.optimized
-        known = decision.estimator_seconds + decision.scheduler_seconds
         return StepRecord(
             size=self.size,
             plan=self.plan,
@@ -81,7 +83,6 @@ class OpenStep:
             backward_seconds=between(forwarded, backward_done),
             optimizer_seconds=between(backward_done, self.optimized),
             collector_seconds=collecting,
-            estimator_seconds=decision.estimator_seconds,
-            # Whatever the planner did not attribute itself: looking the plan up, releasing cache.
-            scheduler_seconds=decision.scheduler_seconds + max(0.0, self.planning_seconds - known),
+            estimator_seconds=self.estimator_seconds,
+            scheduler_seconds=self.scheduler_seconds,
         )

@@ -1,5 +1,6 @@
 import json
 
+import pyarrow.parquet as pq
 import pytest
 
 from mimose_bench.experiments.reading import find_runs, load_run, open_run
@@ -67,6 +68,17 @@ def test_an_older_schema_is_read_with_a_warning(killed):
     edit(killed, schema_version=0)
     run = load_run(killed)
     assert "older schema version 0" in run.warnings[0]
+
+
+def test_a_run_from_before_there_were_weights_counts_as_sampled(killed):
+    edit(killed, schema_version=1)
+    for part in (killed / "steps.parts").iterdir():
+        pq.write_table(pq.read_table(part).drop_columns(["weight"]), part)
+    run = load_run(killed)
+    assert run.steps["weight"].isna().all()
+    assert run.summary["lengths"] == "sampled"
+    assert run.summary["mean_step_seconds"] == 1.0
+    assert run.time_label == run.device_label
     assert len(run.steps) == 3
 
 

@@ -53,7 +53,7 @@ def create(parent, **info):
 
 
 def test_the_columns_are_those_of_the_contract_in_their_order():
-    assert " ".join(STEPS.names) == f"{DESIGN_COLUMNS} wait_seconds"
+    assert " ".join(STEPS.names) == f"{DESIGN_COLUMNS} wait_seconds weight"
     assert " ".join(BLOCKS.names) == (
         "step input_size block activation_bytes output_bytes forward_seconds valid"
     )

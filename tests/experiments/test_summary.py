@@ -143,7 +143,7 @@ def test_losses_are_compared_exactly():
 
 class FakeRun:
     def __init__(self, frame, label):
-        self.steps, self.device_label = frame, label
+        self.steps, self.device_label, self.time_label = frame, label, label
         self.name = self.planner = "p"
         self.info = {"outcome": "done"}
         self.summary = summary.summarize(frame, {})

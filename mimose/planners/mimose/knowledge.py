@@ -50,16 +50,20 @@ class Knowledge:
         """Whether anything was learned yet."""
         return len(self._store) > 0
 
-    def learn(self, record: StepRecord, info: ModelInfo) -> None:
-        """Take what a finished step shows: its samples, if collected, and its optimizer step."""
+    def learn(self, record: StepRecord, info: ModelInfo) -> int:
+        """Take what a finished step shows: its samples, if collected, and its optimizer step.
+
+        Returns:
+            How many figures were taken as samples.
+        """
         self._learn_optimizer(record, info)
         if record.phase == "sheltered":
             self.attempts += 1
         if record.collected is None:
-            return
+            return 0
         row = to_row(record.collected, record.plan, len(self.block_names))
         if row is None:
-            return
+            return 0
         levels, seconds, storages = row
         if self.iterations == 0:
             # The first iteration's times are warm-up.
@@ -69,6 +73,7 @@ class Knowledge:
         sample = Sample(record.size, record.situation.grads_resident, levels, seconds, storages)
         if self._store.add(sample):
             self.forget_fits()
+        return levels.size + seconds.size
 
     def _learn_optimizer(self, record: StepRecord, info: ModelInfo) -> None:
         peak = record.optimizer_peak_bytes

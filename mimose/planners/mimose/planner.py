@@ -20,7 +20,7 @@ from mimose.planners.mimose.reserve import Need, Reserve
 from mimose.planners.mimose.scheduler import check_feasible, schedule
 from mimose.planners.mimose.storages import Packed, Packing
 from mimose.planners.options import byte_count, whole_number
-from mimose.records import Decision, ModelInfo, Situation, Size, StepRecord
+from mimose.records import NO_WORK, Decision, ModelInfo, Situation, Size, StepRecord, Work
 
 VARIANTS = ("printed", "authors")
 MOST_SHELTERED = 30
@@ -35,6 +35,8 @@ _RESIDENT_SHARE = 512
 _CAREFUL_SHARE = 20
 # A quadratic is trusted to refuse a step up to this many times beyond what it was fitted to.
 _REACH = 2
+# A figure a step: its peak, for margin and drift.
+_LOOKUP, _OBSERVED = Work(lookups=1), Work(updates=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +159,20 @@ class Mimose(Bound):
             return self._shelter(size, situation, known, reserve, started)
         return self._respond(size, situation, known, reserve, started)
 
-    def observe(self, record: StepRecord) -> None:
-        """Learn from a finished step."""
+    def observe(self, record: StepRecord) -> Work:
+        """Learn from a finished step; return the work, the fit to new samples included."""
         reserve, pending = self._reserve, self._pending
         self._pending = None
         if reserve is None:
-            return
+            return NO_WORK
         info = self.info
         signature = record.situation.signature
         known = self._known.get(signature)
         if known is None or (known.block_names != info.block_names and info.exact):
             known = self._known[signature] = Knowledge(info.block_names)
+        learned = 0
         if known.block_names == info.block_names:
-            known.learn(record, info)
+            learned = known.learn(record, info)
         reserve.observe(record, None if pending is None else pending.need)
         if record.phase == "sheltered":
             self._drift.sheltered()
@@ -186,6 +189,7 @@ class Mimose(Bound):
             self._drift.observe(
                 pending.step_bytes, measured, resident, exact_size=pending.exact_size
             )
+        return _OBSERVED + Work(updates=learned) if learned else _OBSERVED
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, as plain data: a planner that loads it needs no measuring."""
@@ -235,7 +239,13 @@ class Mimose(Bound):
         return known.iterations >= self._sheltered or known.attempts >= MOST_SHELTERED
 
     def _shelter(
-        self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
+        self,
+        size: Size,
+        situation: Situation,
+        known: Knowledge,
+        reserve: Reserve,
+        started: float,
+        work: Work = NO_WORK,
     ) -> Decision:
         """Recompute every block and measure, having checked that this fits as far as one knows."""
         info = self.info
@@ -259,7 +269,8 @@ class Mimose(Bound):
         )
         need = _need(peak, packed)
         self._pending = _Pending(plan, step_bytes, need, exact_size=False)
-        return self._decide(decision, size, need, situation, reserve, started, predicted)
+        work += Work(estimates=profile.num_blocks, candidates=profile.num_blocks)
+        return self._decide(decision, size, need, situation, reserve, started, predicted, work)
 
     def _respond(
         self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
@@ -270,6 +281,7 @@ class Mimose(Bound):
         key = round_up(size, self._cache_step)
         entry = known.plans.get(key)
         predicted = None
+        work = _LOOKUP
         hit = entry is not None and entry.holds(
             situation,
             reserve.margin_bytes,
@@ -285,11 +297,13 @@ class Mimose(Bound):
                 profiles.append(estimator.predict(key))
             predicted = time.perf_counter()
             packing = estimator.packing(key)
-            entry = self._make_entry(key, profiles, packing, situation, reserve)
+            entry, candidates = self._make_entry(key, profiles, packing, situation, reserve)
             known.plans[key] = entry
+            estimates = len(profiles) * profiles[0].num_blocks
+            work = Work(lookups=1, estimates=estimates, candidates=candidates)
         if below and entry.plan.regions:
             # Planned as for the smallest size seen, it would recompute: worth a sample.
-            return self._shelter(size, situation, known, reserve, started)
+            return self._shelter(size, situation, known, reserve, started, work)
         step_bytes = entry.step_bytes_at(size, self._cache_step)
         resident = situation.resident_bytes
         peak = resident + self._inflated(step_bytes)
@@ -304,7 +318,7 @@ class Mimose(Bound):
             cache_hit=hit,
             predicted_peak_bytes=resident + step_bytes,
         )
-        return self._decide(decision, size, need, situation, reserve, started, predicted)
+        return self._decide(decision, size, need, situation, reserve, started, predicted, work)
 
     def _make_entry(
         self,
@@ -313,7 +327,7 @@ class Mimose(Bound):
         packing: Packing | None,
         situation: Situation,
         reserve: Reserve,
-    ) -> Entry:
+    ) -> tuple[Entry, int]:
         """Plan for the rounded-up size, and predict both ends of what rounds up to it.
 
         Args:
@@ -323,6 +337,9 @@ class Mimose(Bound):
             packing: What is lost between tensors at the size to plan for.
             situation: The state at the start of the step.
             reserve: What the budget and the margin are.
+
+        Returns:
+            The entry, and how many blocks were weighed for it.
         """
         budget, margin = reserve.budget_bytes, reserve.margin_bytes
         resident = situation.resident_bytes
@@ -333,11 +350,12 @@ class Mimose(Bound):
         allowed = roomy.resident_bytes + int(
             (budget - margin - roomy.resident_bytes) / (1.0 + inflation)
         )
-        plan, peak, packed = schedule(
+        plan, peak, packed, candidates = schedule(
             profiles[0], self.info, roomy, allowed, self._candidates, packing
         )
+        candidates += (len(profiles) - 1) * profiles[0].num_blocks
         step_bytes = peak.bytes - roomy.resident_bytes
-        return Entry(
+        entry = Entry(
             plan=plan,
             size=key,
             resident_bytes=roomy.resident_bytes,
@@ -356,6 +374,7 @@ class Mimose(Bound):
                 else self._step_bytes(profiles[2], plan, situation),
             ),
         )
+        return entry, candidates
 
     def _authors(
         self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
@@ -365,6 +384,7 @@ class Mimose(Bound):
         entry = known.plans.get(key)
         hit = entry is not None
         predicted = None
+        work = _LOOKUP
         if entry is None:
             estimator = known.estimator(situation.grads_resident, self.info)
             activation = estimator.predict(key).activation
@@ -387,10 +407,12 @@ class Mimose(Bound):
                 ends=(step_bytes, step_bytes),
             )
             known.plans[key] = entry
+            candidates = len(self._candidates) + plan.num_recomputed
+            work = Work(lookups=1, estimates=len(activation), candidates=candidates)
         peak = situation.resident_bytes + entry.step_bytes
         decision = Decision(entry.plan, "responsive", cache_hit=hit, predicted_peak_bytes=peak)
         need = _need(peak, entry.packed)
-        return self._decide(decision, size, need, situation, reserve, started, predicted)
+        return self._decide(decision, size, need, situation, reserve, started, predicted, work)
 
     def _decide(
         self,
@@ -401,6 +423,7 @@ class Mimose(Bound):
         reserve: Reserve,
         started: float,
         predicted: float | None,
+        work: Work,
     ) -> Decision:
         """Complete a decision with the time it took and whether to hand cached memory back.
 
@@ -412,6 +435,7 @@ class Mimose(Bound):
             reserve: What the budget and the margin are.
             started: When deciding began.
             predicted: When estimating ended, if there was any.
+            work: What deciding took, counted.
         """
         release = self.variant == "printed" and reserve.needs_release(size, need, situation)
         if release:
@@ -427,6 +451,7 @@ class Mimose(Bound):
             estimating,
             now - started - estimating,
             release,
+            work,
         )
 
     def _warn_blind(self) -> None:

@@ -9,6 +9,7 @@ with the excess that remains.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from mimose.costs import Infeasible, Peak, Profile, predict_peak
 from mimose.plan import Plan
@@ -21,6 +22,22 @@ Pick = Callable[[Sequence[int], int, Sequence[int]], list[int]]
 """``(est_mem, excess, candidates) -> chosen``, see :mod:`mimose.solvers.greedy`."""
 
 
+class Scheduled(NamedTuple):
+    """What the scheduler chose.
+
+    Attributes:
+        plan: The plan.
+        peak: Its predicted peak.
+        packed: How its tensors lie in segments at that peak.
+        candidates: How many blocks were weighed, see :class:`mimose.records.Work`.
+    """
+
+    plan: Plan
+    peak: Peak
+    packed: Packed
+    candidates: int
+
+
 def schedule(
     profile: Profile,
     info: ModelInfo,
@@ -29,7 +46,7 @@ def schedule(
     candidates: Sequence[int],
     packing: Packing | None = None,
     pick: Pick = greedy.printed,
-) -> tuple[Plan, Peak, Packed]:
+) -> Scheduled:
     """Return the blocks to recompute so that the step fits into ``allowed_bytes``.
 
     Args:
@@ -43,20 +60,23 @@ def schedule(
         pick: The greedy rule.
 
     Returns:
-        The plan, its predicted peak and how it is packed. They exceed the bound only if
-        every candidate is recomputed; the caller decides what that means.
+        The plan and what is predicted of it. It exceeds the bound only if every candidate is
+        recomputed; the caller decides what that means.
     """
     chosen: list[int] = []
     left = list(candidates)
+    weighed = 0
     while True:
         plan = Plan.recompute_each(profile.num_blocks, chosen)
         peak = predict_peak(profile, plan, info, situation)
+        weighed += profile.num_blocks
         packed = Packed() if packing is None else packing.pack(chosen)
         excess = peak.bytes + packed.waste_bytes - allowed_bytes
         if excess <= 0 or not left:
-            return plan, peak, packed
+            return Scheduled(plan, peak, packed, weighed)
         # Candidates that free nothing by their own account are of no use to the algorithm either.
         picked = pick(profile.activation, excess, left) or left
+        weighed += len(left) + len(picked)
         chosen.extend(picked)
         gone = frozenset(picked)
         left = [b for b in left if b not in gone]

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mimose_bench.experiments.data import hub
+from mimose_bench.experiments.paper import length_histogram
 from mimose_bench.experiments.tasks import TASKS, TaskOptions, make_task
 
 
@@ -218,3 +219,16 @@ def test_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="no model could be loaded from"):
         _tiny(weights=str(tmp_path)).build_model()
+
+
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_the_optimizers_form_is_handed_on(foreach):
+    optimizer = _tiny().optimizer(torch.nn.Linear(1, 1), foreach=foreach)
+    assert optimizer.defaults["foreach"] is foreach
+
+
+def test_the_bins_are_those_of_the_papers_histogram_at_full_scale():
+    bins = _task().length_bins()
+    shares = [s for s in length_histogram("SQuAD").shares if s > 0]
+    assert [b.share for b in bins] == pytest.approx(shares)
+    assert bins[-1].length == 512

@@ -1,0 +1,89 @@
+"""The checks there are, and how one is run: the verb ``reproduce``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from mimose_bench.experiments.figures import clock, fig3, fig9, stars
+from mimose_bench.experiments.figures.result import Reproduction
+from mimose_bench.experiments.figures.session import Say, opened, silent
+from mimose_bench.experiments.files import write_json
+from mimose_bench.experiments.names import unknown_name
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check, and what makes it quick.
+
+    Attributes:
+        run: Called with a function that opens a device.
+        quick: Keyword arguments for a quick run.
+        require: Raises ``ValueError`` for the name of a device that it cannot run on.
+    """
+
+    run: Callable[..., Reproduction]
+    quick: Mapping[str, int] = field(default_factory=dict)
+    require: Callable[[str], None] | None = None
+
+
+CHECKS: dict[str, Check] = {
+    "fig3": Check(fig3.check, {"stride": fig3.QUICK_STRIDE}),
+    "fig9": Check(fig9.check, {"stride": fig9.QUICK_STRIDE}),
+    "stars": Check(stars.check),
+    "clock": Check(clock.check, {"stride": clock.QUICK_STRIDE}, clock.require_v100),
+}
+"""What can be reproduced. To add one: a module with such a function, and a line here."""
+
+
+def chosen(names: Sequence[str]) -> tuple[str, ...]:
+    """Return ``names``, each once; all of :data:`CHECKS` where there are none.
+
+    Raises:
+        ValueError: If a name is unknown; the nearest is named.
+    """
+    for name in names:
+        if name not in CHECKS:
+            raise unknown_name("figure to reproduce", name, CHECKS)
+    return tuple(dict.fromkeys(names)) or tuple(CHECKS)
+
+
+def reproduce(
+    names: Iterable[str], device: str, out: Path, *, quick: bool = False, say: Say = silent
+) -> Iterator[Reproduction]:
+    """Yield each check's outcome, written to ``NAME.json`` in ``out`` first.
+
+    Args:
+        names: Keys of :data:`CHECKS`.
+        device: ``sim:NAME``; or ``cuda``, for what is not about time.
+        out: Folder to write to; made before anything is measured.
+        quick: Measure a few points of each curve only.
+        say: Takes lines of progress.
+
+    Raises:
+        ValueError: If a check cannot run on the device or the folder cannot be made; before
+            anything is measured.
+    """
+    kind = device.partition(":")[0]
+    if kind not in ("sim", "cuda"):
+        raise ValueError(
+            f"reproduce takes --device sim:NAME or cuda, not {device!r}: the paper's figures are "
+            "of full-size models on a GPU"
+        )
+    names = list(names)
+    for name in names:
+        if (require := CHECKS[name].require) is not None:
+            require(device)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {out} ({error.strerror}): name another folder with --out"
+        ) from error
+    for name in names:
+        check = CHECKS[name]
+        result = check.run(partial(opened, device), say=say, **(check.quick if quick else {}))
+        write_json(out / f"{name}.json", {**result.to_json(), "quick": quick})
+        yield result

@@ -1,0 +1,146 @@
+"""What a check of one figure or table returns: rows, criteria, a verdict. Plain data, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Unit = Literal["GB", "MB", "ms"]
+
+FACTORS: dict[Unit, float] = {"GB": float(1 << 30), "MB": 1e6, "ms": 1e-3}
+"""What one of a unit is, in bytes or seconds. The paper's GB is 2**30 bytes, its MB 10**6."""
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One value of the paper and the one obtained.
+
+    Attributes:
+        series: The curve, task or table column it belongs to.
+        what: What was measured, in words.
+        unit: The unit the paper prints it in.
+        expected: The paper's value, in bytes or seconds.
+        obtained: Ours, likewise.
+        length: Padded length, where the row belongs to one.
+        note: Anything that sets this row apart from its neighbours.
+    """
+
+    series: str
+    what: str
+    unit: Unit
+    expected: float
+    obtained: float
+    length: int | None = None
+    note: str = ""
+
+    @property
+    def error(self) -> float:
+        """Relative error, positive where ours is higher."""
+        return self.obtained / self.expected - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """A figure that sums rows up, and the most it may be.
+
+    Attributes:
+        name: What it is.
+        value: Its value, a share (0.02 is 2 %) or a count.
+        tolerance: The most it may be; None where it is reported only.
+        is_count: Whether ``value`` counts something.
+    """
+
+    name: str
+    value: float
+    tolerance: float | None = None
+    is_count: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value is within the tolerance."""
+        return self.tolerance is None or self.value <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A point of the paper that is not compared.
+
+    Attributes:
+        series: The curve it lies on.
+        length: Padded length.
+        expected: The paper's value, in bytes.
+        reason: Why.
+    """
+
+    series: str
+    length: int
+    expected: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """A figure or table of the paper, reproduced.
+
+    Attributes:
+        name: Its name on the command line.
+        title: What it shows.
+        source: Where the paper shows it.
+        device_label: What every figure carries, e.g. ``simulated v100-32gb``.
+        rows: Each value compared.
+        criteria: What the verdict rests on.
+        left_out: Points of the paper that are not compared.
+        notes: What a reader has to know.
+    """
+
+    name: str
+    title: str
+    source: str
+    device_label: str
+    rows: tuple[Row, ...]
+    criteria: tuple[Criterion, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether every criterion is within its tolerance."""
+        return all(criterion.passed for criterion in self.criteria)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data: bytes, seconds and shares."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "title": self.title,
+            "source": self.source,
+            "device_label": self.device_label,
+            "passed": self.passed,
+            "criteria": [{**asdict(c), "passed": c.passed} for c in self.criteria],
+            "rows": [{**asdict(row), "error": row.error} for row in self.rows],
+            "left_out": [asdict(point) for point in self.left_out],
+            "notes": list(self.notes),
+        }
+
+
+def mean_error(rows: Sequence[Row]) -> float:
+    """Return the mean of the rows' absolute relative errors.
+
+    Raises:
+        ValueError: If there are no rows.
+    """
+    if not rows:
+        raise ValueError("there is no row to take the mean error of")
+    return sum(abs(row.error) for row in rows) / len(rows)
+
+
+def max_error(rows: Sequence[Row]) -> float:
+    """Return the largest absolute relative error of the rows.
+
+    Raises:
+        ValueError: If there are no rows.
+    """
+    return max(abs(row.error) for row in rows)

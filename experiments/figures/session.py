@@ -1,0 +1,109 @@
+"""Training steps of a chosen padded length on a device, through the harness's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from mimose.devices import open_device
+from mimose.devices.base import Device
+from mimose.handle import Handle, attach
+from mimose.planners import make_planner
+from mimose.records import StepRecord
+from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.figures.workloads import Workload
+from mimose_bench.experiments.loop import Trainer
+
+OpenDevice = Callable[[], AbstractContextManager[Device]]
+"""Opens a device with an empty allocator for the block."""
+
+Say = Callable[[str], None]
+"""Takes a line of progress."""
+
+
+def silent(_: str) -> None:
+    """Say nothing."""
+
+
+@contextmanager
+def opened(name: str) -> Iterator[Device]:
+    """Open the device called ``name``, with exact peaks, for the block."""
+    device = open_device(name, reset_peaks=True)
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+class Session:
+    """A workload's model, its optimizer and its handle, taking one step at a time.
+
+    Attributes:
+        workload: What is trained.
+        handle: The attached model.
+    """
+
+    def __init__(self, workload: Workload, model: torch.nn.Module, handle: Handle) -> None:
+        self.workload = workload
+        self.handle = handle
+        # The paper's PyTorch 1.11 kept gradients between steps, zero_grad filling them with zeros,
+        # and had no foreach optimizers.
+        config = RunConfig(
+            task=workload.name, planner=handle.planner.name, zero_grad="keep", foreach="off"
+        )
+        self._trainer = Trainer(workload, model, handle, config)  # type: ignore[arg-type]
+
+    def use(self, planner: str, **options: Any) -> None:
+        """Let another planner decide from the next step on."""
+        self.handle.planner = make_planner(planner, **options)
+        self.handle.rebind()
+
+    def step(self, length: int) -> StepRecord:
+        """Take a training step on a batch padded to ``length``.
+
+        Raises:
+            torch.OutOfMemoryError: If it did not fit.
+        """
+        (step,) = self._trainer.steps([self.workload.example_batch(length)])
+        if step.error is not None or step.record is None:
+            raise torch.OutOfMemoryError(
+                f"{self.workload.name} at length {length} did not fit: {step.error}"
+            )
+        return step.record
+
+    def settle(self, length: int) -> None:
+        """Take the steps that make gradients and optimizer state, which later ones find there."""
+        for _ in range(2):
+            self.step(length)
+
+
+@contextmanager
+def training(
+    device: Device,
+    workload: Workload,
+    planner: str,
+    budget_bytes: int | None = None,
+    **options: Any,
+) -> Iterator[Session]:
+    """Build and attach ``workload``'s model on ``device`` for the block.
+
+    Args:
+        device: An open device.
+        workload: What to train.
+        planner: A planner's name.
+        budget_bytes: The budget, which the device enforces; None for none.
+        **options: Options of the planner.
+    """
+    torch.manual_seed(0)
+    if hasattr(device, "build"):
+        model = device.build(workload.build_model)
+    else:
+        model = workload.build_model()
+        device.adopt(model)
+    with attach(
+        model, budget_bytes, planner, device=device, enforce=budget_bytes is not None, **options
+    ) as handle:
+        yield Session(workload, model, handle)

@@ -1,0 +1,77 @@
+"""A reproduced figure as plain text: its rows, what the verdict rests on, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mimose_bench.experiments.figures.result import FACTORS, Criterion, Reproduction, Row, Unit
+from mimose_bench.experiments.tables import MISSING, table
+
+MOST_ROWS = 6
+"""Rows shown of each series; the JSON file has them all."""
+
+_FORMS: dict[Unit, str] = {"GB": ".3f", "MB": ".0f", "ms": ".1f"}
+
+
+def describe(result: Reproduction) -> str:
+    """Return ``result`` as text."""
+    shown = [row for series in _by_series(result.rows) for row in spread(series)]
+    lines = [
+        f"{result.name}: {result.title} ({result.source}), {result.device_label}",
+        "",
+        table(("of", "at", "paper", "here", "error", "note"), [_cells(row) for row in shown]),
+    ]
+    if len(shown) < len(result.rows):
+        lines.append(f"{len(shown)} of {len(result.rows)} values shown")
+    if result.left_out:
+        points = ", ".join(f"{p.series} {p.length}" for p in result.left_out)
+        reasons = "; ".join(dict.fromkeys(p.reason for p in result.left_out))
+        lines.append(f"left out: {points} ({reasons})")
+    lines += result.notes
+    lines += [
+        "",
+        table(("criterion", "here", "tolerance", "verdict"), map(_judged, result.criteria)),
+    ]
+    return "\n".join(lines)
+
+
+def verdict(result: Reproduction) -> str:
+    """Return the verdict in a line."""
+    missed = [criterion.name for criterion in result.criteria if not criterion.passed]
+    return f"{result.name}: " + (f"OUTSIDE: {'; '.join(missed)}" if missed else "within tolerance")
+
+
+def spread(rows: Sequence[Row], most: int = MOST_ROWS) -> list[Row]:
+    """Return at most ``most`` of ``rows``, evenly spaced, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+
+
+def _by_series(rows: Sequence[Row]) -> list[list[Row]]:
+    series: dict[str, list[Row]] = {}
+    for row in rows:
+        series.setdefault(row.series, []).append(row)
+    return list(series.values())
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    factor, form = FACTORS[row.unit], _FORMS[row.unit]
+    paper, here = (f"{value / factor:{form}} {row.unit}" for value in (row.expected, row.obtained))
+    return row.series, row.what, paper, here, f"{100 * row.error:+.1f} %", row.note
+
+
+def _judged(criterion: Criterion) -> tuple[str, ...]:
+    if criterion.tolerance is None:
+        return criterion.name, _value(criterion, criterion.value), MISSING, "reported"
+    word = "ok" if criterion.passed else "OUTSIDE"
+    return (
+        criterion.name,
+        _value(criterion, criterion.value),
+        f"at most {_value(criterion, criterion.tolerance)}",
+        word,
+    )
+
+
+def _value(criterion: Criterion, value: float) -> str:
+    return f"{value:.0f}" if criterion.is_count else f"{100 * value:.1f} %"

@@ -1,0 +1,109 @@
+"""The clock of a simulated GPU: a host that runs ahead of a stream, and a second stream for copies.
+
+As with CUDA, the host submits operators and goes on; the stream runs one kernel after another; a
+synchronisation lets the host wait for it.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable
+
+# What a logged pair's first number is when the pair is no kernel.
+_SYNCHRONIZE, _COPY, _WAIT_FOR_COPIES, _COPIES_WAIT = -1.0, -2.0, -3.0, -4.0
+
+
+class Clock:
+    """Three timelines, in seconds since the device was opened.
+
+    Attributes:
+        host: When the host is done with what it has been given.
+        device: When the compute stream is.
+        copies: When the copy stream is.
+    """
+
+    def __init__(self, synchronize_seconds: float, launch_seconds: float) -> None:
+        self.host = self.device = self.copies = 0.0
+        self._synchronize_seconds = synchronize_seconds
+        self._launch_seconds = launch_seconds
+        self._log: array[float] | None = None
+
+    def launch(self, host_seconds: float, device_seconds: float) -> None:
+        """Submit a kernel: it starts once the host has submitted it and the stream is free."""
+        if self._log is not None:
+            self._log.append(host_seconds)
+            self._log.append(device_seconds)
+        host = self.host = self.host + host_seconds
+        device = self.device
+        self.device = (device if device > host else host) + device_seconds
+
+    def work(self, seconds: float) -> None:
+        """Let the host work; the streams go on meanwhile."""
+        self.host += seconds
+
+    def synchronize(self) -> None:
+        """Let the host wait for both streams."""
+        self._note(_SYNCHRONIZE, 0.0)
+        self.host = max(self.host, self.device, self.copies) + self._synchronize_seconds
+
+    def copy(self, seconds: float) -> None:
+        """Submit a copy between host and device to the copy stream."""
+        self._note(_COPY, seconds)
+        self.host += self._launch_seconds
+        self.copies = max(self.copies, self.host) + seconds
+
+    def wait_for_copies(self) -> None:
+        """Let the compute stream wait for the copies submitted so far."""
+        self._note(_WAIT_FOR_COPIES, 0.0)
+        self.device = max(self.device, self.copies)
+
+    def let_copies_wait(self) -> None:
+        """Let the copy stream wait for the kernels submitted so far."""
+        self._note(_COPIES_WAIT, 0.0)
+        self.copies = max(self.copies, self.device)
+
+    def now(self) -> float:
+        """Return when all that the compute stream was given is done, as an event tells."""
+        return max(self.host, self.device)
+
+    # -- steps that are remembered
+
+    def start_log(self) -> array[float]:
+        """Start logging, and return the log."""
+        self._log = array("d")
+        return self._log
+
+    def stop_log(self) -> None:
+        """Stop logging."""
+        self._log = None
+
+    def replay(self, log: array[float], start: int, end: int) -> None:
+        """Let pass what ``log`` holds from ``start`` to ``end``."""
+        pairs: Iterable[float] = iter(log[start:end])
+        host, device = self.host, self.device
+        for first, second in zip(pairs, pairs):
+            if first >= 0.0:
+                host += first
+                device = (device if device > host else host) + second
+                continue
+            self.host, self.device = host, device
+            self._repeat(first, second)
+            host, device = self.host, self.device
+        self.host, self.device = host, device
+
+    def _repeat(self, kind: float, seconds: float) -> None:
+        if kind == _SYNCHRONIZE:
+            self.synchronize()
+        elif kind == _COPY:
+            self.copy(seconds)
+        elif kind == _WAIT_FOR_COPIES:
+            self.wait_for_copies()
+        else:
+            assert math.isclose(kind, _COPIES_WAIT)
+            self.let_copies_wait()
+
+    def _note(self, kind: float, seconds: float) -> None:
+        if self._log is not None:
+            self._log.append(kind)
+            self._log.append(seconds)

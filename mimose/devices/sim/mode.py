@@ -1,0 +1,369 @@
+"""Runs operators on meta tensors as a GPU would: memory counted, time charged, results remembered.
+
+PyTorch works out an operator's output shapes on meta mostly in Python, at a quarter of a
+millisecond each. The outcome depends on the inputs' shapes, strides and types alone, so that it is
+remembered by them; the second time the outputs are allocated directly. Whatever an operator
+allocates while its outcome is worked out counts nowhere: those are no real kernel's temporaries.
+Both ways end in the same allocations in the same order, so that cold and remembered runs agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mimose.devices.sim import values
+from mimose.devices.sim.clock import Clock
+from mimose.devices.sim.costs import kernel_seconds, spanned_bytes, tensors
+from mimose.devices.sim.gpus import Gpu
+from mimose.devices.sim.workspaces import blas_workspace_bytes, scratch_bytes, uses_blas
+
+aten = torch.ops.aten
+
+_INTEGRAL = values.INTEGRAL
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fresh:
+    """An output with memory of its own."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """An output that is an argument: the place of a tensor among the flattened ones."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What an operator does for inputs of one signature.
+
+    Attributes:
+        outputs: A description for each output, other values as they are.
+        kind: ``None`` for a single output, else the type of their container.
+        seconds: Time of its kernel.
+        scratch_bytes: Memory that the kernel takes while it runs.
+        integral: Whether an output's values may be worth carrying along.
+    """
+
+    outputs: tuple[Any, ...]
+    kind: type | None
+    seconds: float
+    scratch_bytes: int
+    integral: bool
+
+
+class Simulation(TorchDispatchMode):
+    """The dispatch mode of an open simulated device.
+
+    Args:
+        gpu: The GPU.
+        clock: Its clock.
+        ignored: Enters a scope in which allocations count nowhere.
+        workspace: Takes and gives back bytes; raises ``torch.OutOfMemoryError``.
+        keep: Takes bytes for as long as the device is open; likewise.
+
+    Attributes:
+        passive: While True, operators run as they are and take no time.
+        reads: The values that the program read since this list was last emptied.
+        num_known: Operators whose outcome was remembered, and ``num_unknown``, those that had to
+            be worked out.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        clock: Clock,
+        ignored: Callable[[], contextlib.AbstractContextManager[None]],
+        workspace: Callable[[int], None],
+        keep: Callable[[int], None],
+    ) -> None:
+        super().__init__()
+        self.passive = False
+        self.reads: list[Any] = []
+        self.num_known = self.num_unknown = 0
+        self._gpu = gpu
+        self._clock = clock
+        self._ignored = ignored
+        self._workspace = workspace
+        self._keep = keep
+        self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
+        self._handlers: dict[Any, Callable[..., Any]] = {}
+        self._has_blas_workspace = False
+        self._launch_seconds = gpu.launch_seconds
+        self._special: dict[Any, Callable[..., Any]] = {
+            aten._local_scalar_dense.default: self._read,
+            aten._to_copy.default: self._to_copy,
+            aten.copy_.default: self._copy,
+            aten.equal.default: self._equal,
+        }
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run one operator."""
+        kwargs = kwargs or {}
+        if self.passive:
+            return func(*args, **kwargs)
+        handler = self._handlers.get(func)
+        if handler is None:
+            handler = self._handlers[func] = self._handler_of(func)
+        return handler(func, args, kwargs)
+
+    def forget_workspaces(self) -> None:
+        """Take cuBLAS's workspace anew at the next matrix product."""
+        self._has_blas_workspace = False
+
+    def _handler_of(self, func: Any) -> Callable[..., Any]:
+        if func in self._special:
+            return self._special[func]
+        returns = func._schema.returns
+        if returns and all(r.alias_info is not None and not r.alias_info.is_write for r in returns):
+            return self._view
+        if torch.Tag.data_dependent_output in func.tags:
+            return self._refuse
+        if torch.Tag.dynamic_output_shape in func.tags:
+            return self._refuse
+        return self._operate
+
+    # -- kinds of operators
+
+    def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
+        output = func(*args, **kwargs)
+        if args and type(args[0]) in _TENSORS and args[0].dtype in _INTEGRAL and args[0].is_meta:
+            values.carry(func, args, kwargs, output)
+        return output
+
+    def _operate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        key: list[Any] = [func]
+        given: list[torch.Tensor] = []
+        _sign(args, key, given)
+        if kwargs:
+            for name, value in kwargs.items():
+                key.append(name)
+                _sign((value,), key, given)
+        if not given:
+            return self._create(func, args, kwargs)
+        signature = tuple(key)
+        outcome = self._outcomes.get(signature)
+        if outcome is None:
+            if not any(t.is_meta for t in given):
+                return func(*args, **kwargs)
+            outcome = self._work_out(func, args, kwargs, given)
+            if outcome is None:
+                return self._run_as_it_is(func, args, kwargs)
+            self._outcomes[signature] = outcome
+            self.num_unknown += 1
+        else:
+            self.num_known += 1
+        if outcome.scratch_bytes:
+            if outcome.scratch_bytes < 0:
+                self._take_blas_workspace()
+            else:
+                self._workspace(outcome.scratch_bytes)
+        self._clock.launch(self._launch_seconds, outcome.seconds)
+        if outcome.kind is None:
+            described = outcome.outputs[0]
+            if type(described) is _Fresh:
+                result: Any = torch.empty_strided(
+                    described.shape, described.stride, dtype=described.dtype, device="meta"
+                )
+            else:
+                result = given[described.place] if type(described) is _Given else described
+        else:
+            result = outcome.kind(_made(each, given) for each in outcome.outputs)
+        if outcome.integral:
+            values.carry(func, args, kwargs, result)
+        return result
+
+    def _create(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that takes no tensor."""
+        output = func(*args, **kwargs)
+        if isinstance(output, torch.Tensor) and output.is_meta:
+            if func.overloadpacket not in (aten.empty, aten.empty_strided):
+                seconds = spanned_bytes(output) / self._gpu.attained_bandwidth
+                self._clock.launch(self._launch_seconds, seconds + self._gpu.kernel_seconds)
+                if output.dtype in _INTEGRAL and output.numel() <= values.MOST_ELEMENTS:
+                    values.carry(func, args, kwargs, output)
+        return output
+
+    def _run_as_it_is(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator whose outputs share memory with its inputs in a way of their own."""
+        output = func(*args, **kwargs)
+        self._clock.launch(self._launch_seconds, self._gpu.kernel_seconds)
+        return output
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Hand a tensor's value to the program, which waits for the device meanwhile."""
+        tensor = args[0]
+        if not tensor.is_meta:
+            return func(*args, **kwargs)
+        self._clock.synchronize()
+        value = values.value_of(tensor)
+        if value is not None:
+            number = value.item()
+        elif tensor.dtype.is_floating_point:
+            number = float("nan")
+        else:
+            raise RuntimeError(
+                f"the model reads a value of type {tensor.dtype} that was computed from floating "
+                "point numbers, which a simulation does not have: run it on cuda or cpu"
+            )
+        self.reads.append(number)
+        return number
+
+    def _refuse(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given = list(tensors((args, kwargs)))
+        if not any(t.is_meta for t in given):
+            return func(*args, **kwargs)
+        known = [values.value_of(t) for t in given]
+        if any(value is None for value in known):
+            raise RuntimeError(
+                f"the shape that {func} returns depends on values, which a simulation does not "
+                "have: mask instead of selecting, or run it on cuda or cpu"
+            )
+        self._clock.synchronize()
+        replaced = [value_of_argument(a) for a in args]
+        output = func(*replaced, **kwargs)
+        self.reads.append(tuple(output.shape))
+        placed = torch.empty_like(output, device="meta")
+        values.set_value(placed, output)
+        return placed
+
+    def _equal(self, func: Any, args: Any, kwargs: Any) -> Any:
+        first, second = args
+        if not first.is_meta and not second.is_meta:
+            return func(first, second)
+        self._clock.synchronize()
+        known = [values.value_of(t) for t in (first, second)]
+        same: bool = first.shape == second.shape and (
+            any(value is None for value in known) or torch.equal(*known)
+        )
+        self.reads.append(same)
+        return same
+
+    # -- copies between host and device
+
+    def _to_copy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        source = args[0]
+        target = torch.device(kwargs.get("device") or source.device)
+        if source.is_meta == (target.type == "meta"):
+            return self._operate(func, args, kwargs)
+        dtype = kwargs.get("dtype") or source.dtype
+        if source.is_meta:
+            self._transfer(source, pinned=bool(kwargs.get("pin_memory")), wait=True)
+            value = values.value_of(source)
+            if value is not None:
+                return value.to(dtype)
+            # Its values are unknown anyway: one element stands for all of them.
+            return torch.zeros((), dtype=dtype).expand(source.shape)
+        output = torch.empty_strided(
+            source.shape, _dense_strides(source), dtype=dtype, device="meta"
+        )
+        self._transfer(source, pinned=bool(kwargs.get("non_blocking")), wait=False)
+        values.set_value(output, source.to(dtype, copy=True))
+        return output
+
+    def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        target, source = args[:2]
+        if target.is_meta == source.is_meta:
+            return self._operate(func, args, kwargs)
+        if target.is_meta:
+            self._transfer(source, pinned=source.is_pinned(), wait=False)
+            values.set_value(target, source.expand(target.shape).to(target.dtype, copy=True))
+            return target
+        self._transfer(source, pinned=target.is_pinned(), wait=True)
+        value = values.value_of(source)
+        return target if value is None else func(target, value)
+
+    def _transfer(self, tensor: torch.Tensor, *, pinned: bool, wait: bool) -> None:
+        gpu = self._gpu
+        rate = gpu.copy_bandwidth if pinned else gpu.pageable_copy_bandwidth
+        self._clock.launch(self._launch_seconds, spanned_bytes(tensor) / rate)
+        if wait:
+            self._clock.synchronize()
+
+    # -- working an outcome out
+
+    def _take_blas_workspace(self) -> None:
+        if not self._has_blas_workspace:
+            self._keep(blas_workspace_bytes(self._gpu))
+            self._has_blas_workspace = True
+
+    def _work_out(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> _Outcome | None:
+        with self._ignored():
+            output = func(*args, **kwargs)
+        several = isinstance(output, list | tuple)
+        outputs = list(output) if several else [output]
+        storages = {t.untyped_storage()._cdata for t in given}
+        described = []
+        for each in outputs:
+            if not isinstance(each, torch.Tensor):
+                if isinstance(each, list | tuple):
+                    return None
+                described.append(each)
+                continue
+            place = next((i for i, t in enumerate(given) if t is each), None)
+            if place is not None:
+                described.append(_Given(place))
+            elif each.untyped_storage()._cdata in storages or not each.is_meta:
+                return None
+            else:
+                described.append(_Fresh(tuple(each.shape), each.stride(), each.dtype))
+        scratch = -1 if uses_blas(func) else scratch_bytes(func, args)
+        return _Outcome(
+            tuple(described),
+            type(output) if several else None,
+            kernel_seconds(self._gpu, func, args, kwargs, output),
+            scratch,
+            any(t.dtype in _INTEGRAL for t in tensors(outputs)),
+        )
+
+
+def value_of_argument(argument: Any) -> Any:
+    """Return a tensor's values, and anything else as it is."""
+    return values.value_of(argument) if isinstance(argument, torch.Tensor) else argument
+
+
+def _made(described: Any, given: list[torch.Tensor]) -> Any:
+    if type(described) is _Fresh:
+        return torch.empty_strided(
+            described.shape, described.stride, dtype=described.dtype, device="meta"
+        )
+    return given[described.place] if type(described) is _Given else described
+
+
+def _sign(arguments: Any, key: list[Any], given: list[torch.Tensor]) -> None:
+    """Append to ``key`` what an outcome depends on, and to ``given`` the tensors."""
+    for argument in arguments:
+        kind = type(argument)
+        if kind in _TENSORS:
+            key += (argument.shape, argument.stride(), argument.dtype)
+            given.append(argument)
+        elif kind is list or kind is tuple:
+            key.append(len(argument))
+            _sign(argument, key, given)
+        elif kind is float:
+            # Shapes do not depend on it, and an optimizer's change with every step.
+            key.append(float)
+        elif isinstance(argument, torch.Tensor):
+            key += (argument.shape, argument.stride(), argument.dtype)
+            given.append(argument)
+        else:
+            key.append(argument)
+
+
+def _dense_strides(tensor: torch.Tensor) -> Iterator[int] | tuple[int, ...]:
+    """Return the strides that a copy of ``tensor`` has: its own, if they leave no gaps."""
+    return torch.empty_like(tensor, device="cpu").stride() if tensor.numel() else tensor.stride()

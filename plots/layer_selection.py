@@ -1,0 +1,58 @@
+"""What recomputing the first or last encoders saves, ours over the paper's (the paper's Fig 9)."""
+
+from __future__ import annotations
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from mimose_bench.experiments.figures.result import FACTORS, Reproduction
+from mimose_bench.plots import style
+
+_LOOKS = {
+    "none": ("#444444", "o"),
+    "first": ("#56B4E9", "<"),
+    "last": ("#D55E00", ">"),
+    "first two": ("#0072B2", "v"),
+    "last two": ("#E69F00", "^"),
+}
+"""Colour and marker by the encoders recomputed."""
+
+
+def draw(result: Reproduction) -> Figure:
+    """Draw peaks by sequence length, and what each choice saves against none.
+
+    Args:
+        result: What :func:`mimose_bench.experiments.figures.fig9.check` returned.
+    """
+    unit = FACTORS["MB"]
+    none = {row.length: row for row in result.rows if row.series == "none"}
+    with matplotlib.rc_context(style.RC):
+        figure, (peaks, saved) = style.panels(2)
+        for name, (colour, marker) in _LOOKS.items():
+            rows = [row for row in result.rows if row.series == name]
+            ours = {"color": colour, "linewidth": 1, "label": f"{name} recomputed"}
+            theirs = {"color": colour, "marker": marker, "markersize": 3, "alpha": 0.5}
+            lengths = [row.length for row in rows]
+            peaks.plot(lengths, [row.obtained / unit for row in rows], **ours)
+            peaks.plot(lengths, [row.expected / unit for row in rows], linestyle="", **theirs)
+            beside = [row for row in rows if row.length in none]
+            lengths = [row.length for row in beside]
+            saved.plot(
+                lengths,
+                [(none[row.length].obtained - row.obtained) / unit for row in beside],
+                **ours,
+            )
+            saved.plot(
+                lengths,
+                [(none[row.length].expected - row.expected) / unit for row in beside],
+                linestyle="",
+                **theirs,
+            )
+        peaks.set_title(f"lines: {result.device_label}")
+        peaks.set_ylabel("peak allocated (MB, 10^6 bytes)")
+        saved.set_title("points: the paper (Fig 9), V100", color=style.PAPER)
+        saved.set_ylabel("saved against none (MB)")
+        for panel in (peaks, saved):
+            panel.set_xlabel("sequence length (tokens)")
+        style.legend_below(figure, [peaks], columns=5)
+    return figure

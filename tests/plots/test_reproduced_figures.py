@@ -1,0 +1,62 @@
+import pytest
+from matplotlib.figure import Figure
+
+from mimose_bench import plots
+from mimose_bench.experiments import paper
+from mimose_bench.experiments.figures import fig3, fig9, stars
+from mimose_bench.experiments.figures.result import Reproduction
+
+LABEL = "simulated v100-32gb"
+
+
+@pytest.fixture
+def fig3_result():
+    measured = {
+        dataset: {p.input_size: p.peak_bytes for p in fig3.split(dataset)[0]}
+        for dataset in fig3.QUADRATICS
+    }
+    return fig3.judge(measured, LABEL)
+
+
+@pytest.fixture
+def fig9_result():
+    curves = paper.layer_selection()
+    measured = {c: {p.input_size: p.peak_bytes for p in points} for c, points in curves.items()}
+    return fig9.judge(measured, LABEL)
+
+
+def labels(figure: Figure) -> str:
+    said = [t.get_text() for legend in figure.legends for t in legend.get_texts()]
+    return " | ".join(said + [panel.get_title() for panel in figure.axes])
+
+
+def test_unchecked_memory_has_a_panel_a_data_set_and_names_both_sides(fig3_result):
+    figure = plots.unchecked_memory.draw(fig3_result)
+    assert [panel.get_title() for panel in figure.axes] == list(fig3.QUADRATICS)
+    assert LABEL in labels(figure)
+    assert "the paper (Fig 3), V100" in labels(figure)
+    points = sum(len(line.get_xdata()) for line in figure.axes[0].lines[:2])
+    assert points == 104
+
+
+def test_layer_selection_shows_every_curve_and_names_both_sides(fig9_result):
+    figure = plots.layer_selection.draw(fig9_result)
+    for text in (LABEL, "the paper (Fig 9), V100", *(f"{c} recomputed" for c in fig9.PLANS)):
+        assert text in labels(figure)
+    assert len(figure.axes[0].lines) == 10
+
+
+def test_reproduced_figures_are_written_and_equal_rows_give_equal_files(
+    fig3_result, fig9_result, tmp_path
+):
+    for result in (fig3_result, fig9_result):
+        first = plots.draw_reproduced(result, tmp_path / "one")
+        second = plots.draw_reproduced(result, tmp_path / "two")
+        assert [path.suffix for path in first] == [".png", ".pdf"]
+        for a, b in zip(first, second, strict=True):
+            assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_table_has_no_drawing(tmp_path):
+    result: Reproduction = stars.judge({("QA-Bert", "full"): 3 << 30}, LABEL)
+    assert plots.draw_reproduced(result, tmp_path) == []
