@@ -50,7 +50,7 @@ def measure_bounds(config: RunConfig, task: Task, device: Device) -> Bounds:
         torch.OutOfMemoryError: If the device runs out even with every block recomputed.
     """
     torch.manual_seed(config.seed)
-    model = task.build_model()
+    model = device.build(task.build_model)
     device.adopt(model)
     size = task.longest()
     peaks: dict[str, int | None] = {}

@@ -108,6 +108,11 @@ class RunConfig:
         _one_of("--zero-grad", self.zero_grad, ("keep", "free"))
         _one_of("--foreach", self.foreach, ("auto", "on", "off"))
         _one_of("--on-oom", self.on_oom, ("stop", "skip"))
+        if self.device.startswith("sim") and self.precision != "fp32":
+            raise ValueError(
+                f"--precision {self.precision} is not simulated: PyTorch has no autocast for "
+                "tensors without data; give --precision fp32"
+            )
         if self.plan is not None and self.planner != "fixed":
             raise ValueError(f"--plan belongs to --planner fixed, not to {self.planner}")
         if self.plan is None and self.planner == "fixed":

@@ -60,7 +60,11 @@ class Sampled:
 
 
 class Expected:
-    """Each length of the task's distribution once, the shortest first.
+    """Each length of the task's distribution once.
+
+    They come in no order of size, as data does, the longest first. A planner's margin depends on
+    how the allocator's cache fragments: downwards every step would find what it needs in the cache;
+    upwards each would need a little more than is cached, until the cache itself fills the device.
 
     The first step counts nothing: it makes optimizer state and gradients. A planner that measures
     first is shown more lengths that count nothing, the longest and then ever finer quantiles of
@@ -84,7 +88,7 @@ class Expected:
             if not self._goes_on():
                 break
             yield self._batch(length, context)
-        for length, share in self._bins:
+        for length, share in _mixed(self._bins):
             self._share = share
             yield self._batch(length, context)
             while self._goes_on():  # What is to be expected is a step that does not measure.
@@ -111,9 +115,14 @@ class Expected:
             return self._task.example_batch((samples, length, *rest))
 
 
+def _mixed(bins: Sequence[LengthBin]) -> list[LengthBin]:
+    """Return the longest and then the others, neighbours far apart."""
+    golden = (5**0.5 - 1) / 2  # The multiples of no number are spread more evenly over a circle.
+    return [b for _, b in sorted((i * golden % 1.0, b) for i, b in enumerate(bins))]
+
+
 def _spread(bins: Sequence[LengthBin]) -> Iterator[int]:
     """Yield the longest length, then the median, the quartiles, the eighths and so on."""
-    yield bins[-1].length
     reached = list(accumulate(share for _, share in bins))
     parts = 2
     while True:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from mimose.costs import Infeasible
+from mimose.devices.sim.device import SimDevice
 from mimose.handle import Handle
 from mimose.planners import make_planner
 from mimose.records import StepRecord
 from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.remembered import Replay, StepMemory, key_of
 from mimose_bench.experiments.tasks.base import Batch, Task
 
 
@@ -48,19 +52,43 @@ class Trainer:
     """A model, its optimizer and its handle, ready to take steps."""
 
     def __init__(
-        self, task: Task, model: torch.nn.Module, handle: Handle, config: RunConfig
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        handle: Handle,
+        config: RunConfig,
+        memory: StepMemory | None = None,
     ) -> None:
+        """Make the task's optimizer.
+
+        Args:
+            task: The task.
+            model: Its model, attached.
+            handle: The model's handle.
+            config: The run.
+            memory: Where simulated steps are remembered; None takes every step in full.
+        """
         self.task = task
         self.model = model
         self.handle = handle
         self.config = config
         self.simulated = handle.device.kind == "sim"
+        self._sim = handle.device if isinstance(handle.device, SimDevice) else None
+        self.memory = memory
+        self._scope = (
+            json.dumps(task.settings(), sort_keys=True, default=str),
+            None if self._sim is None else repr(self._sim.gpu),
+            config.zero_grad,
+            config.foreach,
+        )
         # Parameters on meta would not make PyTorch choose as it does on cuda.
         foreach = {"auto": True if self.simulated else None, "on": True, "off": False}
         self.optimizer = task.optimizer(model, foreach=foreach[config.foreach])
         kind = handle.device.torch_device.type
         dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
-        self.autocast = torch.autocast(kind, dtype=dtype, enabled=dtype is not None)
+        self.autocast: AbstractContextManager[object] = (
+            nullcontext() if dtype is None else torch.autocast(kind, dtype=dtype)
+        )
         self.scaler = torch.amp.GradScaler(kind, enabled=config.precision == "fp16")
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[Step]:
@@ -108,8 +136,17 @@ class Trainer:
             Infeasible: If the planner refuses the batch; nothing was run.
             torch.OutOfMemoryError: If the step ran out of memory; the handle's step is open.
         """
-        handle, optimizer, scaler = self.handle, self.optimizer, self.scaler
+        handle = self.handle
         handle.begin(batch.size)
+        if self._sim is None or self.memory is None:
+            return self._take(tensors)
+        key = key_of(handle, self._scope, tensors)
+        if key is None:
+            return self._take(tensors)
+        return self._take_or_replay(self._sim, self.memory, key, tensors), None
+
+    def _take(self, tensors: dict[str, torch.Tensor]) -> tuple[StepRecord | None, float | None]:
+        handle, optimizer, scaler = self.handle, self.optimizer, self.scaler
         # zero_grad has left no gradients or zeros.
         loss = handle.run(lambda: self._gradients(tensors), grads_are_zero=True)
         scaler.step(optimizer)
@@ -117,6 +154,44 @@ class Trainer:
         record = handle.end()
         optimizer.zero_grad(set_to_none=self.config.zero_grad == "free")
         return record, loss
+
+    def _take_or_replay(
+        self, device: SimDevice, memory: StepMemory, key: Hashable, tensors: dict[str, torch.Tensor]
+    ) -> StepRecord | None:
+        known = memory.find(key)
+        if known is not None:
+            memory.num_replayed += 1
+            return self._replay(Replay(device, self.handle, known), tensors)
+        log = device.start_log()
+        try:
+            record, _ = self._take(tensors)
+        finally:
+            device.stop_log()
+        if record is not None:
+            memory.keep(key, log, record.plan)
+        return record
+
+    def _replay(self, replay: Replay, tensors: dict[str, torch.Tensor]) -> StepRecord | None:
+        handle, optimizer = self.handle, self.optimizer
+        replayed: list[bool] = []
+
+        def passes() -> None:
+            replayed.append(not replayed)
+            if replayed[-1]:
+                replay.passes()
+            else:  # The replay ran out of memory, and this attempt has another plan.
+                self._gradients(tensors)
+
+        handle.run(passes, grads_are_zero=True)
+        if replayed[-1]:
+            replay.optimizer()
+            record = handle.end()
+            replay.rest()
+            return record
+        optimizer.step()
+        record = handle.end()
+        optimizer.zero_grad(set_to_none=self.config.zero_grad == "free")
+        return record
 
     def _gradients(self, tensors: dict[str, torch.Tensor]) -> float | None:
         with self.autocast:

@@ -63,7 +63,7 @@ def plan_sizes(config: RunConfig, lengths: Sequence[int]) -> tuple[list[Planned]
         for size in sizes:
             task.example_batch(size)  # refuses a length that the task never has, before the work
         torch.manual_seed(config.seed)
-        model = task.build_model()
+        model = device.build(task.build_model)
         device.adopt(model)
         with attach(model, config.budget, planner, device=device, enforce=config.enforce) as handle:
             trainer = Trainer(task, model, handle, config)

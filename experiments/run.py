@@ -25,6 +25,7 @@ from mimose_bench.experiments.course import Course, course_of
 from mimose_bench.experiments.loop import Step, Trainer
 from mimose_bench.experiments.progress import Progress
 from mimose_bench.experiments.records import RunWriter, block_rows, step_row
+from mimose_bench.experiments.remembered import StepMemory
 from mimose_bench.experiments.tasks import make_task
 from mimose_bench.experiments.tasks.base import Task, TaskOptions
 
@@ -70,12 +71,14 @@ def opened(config: RunConfig) -> Iterator[Device]:
         device.close()
 
 
-def run(config: RunConfig, *, quiet: bool = False) -> RunResult:
+def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = None) -> RunResult:
     """Train as ``config`` says and record every iteration.
 
     Args:
         config: The run.
         quiet: Show no progress.
+        memory: Simulated steps that other runs of this process have taken; by default the run
+            has a memory of its own.
 
     Raises:
         ValueError: If something about the configuration, the data or the machine is wrong; the
@@ -102,12 +105,12 @@ def run(config: RunConfig, *, quiet: bool = False) -> RunResult:
         task = task_of(config)
         writer.update(data=task.data_source.to_json(), task_settings=task.settings())
         torch.manual_seed(config.seed)
-        model = task.build_model()
+        model = device.build(task.build_model)
         device.adopt(model)
         handle = stack.enter_context(
             attach(model, config.budget, planner, device=device, enforce=config.enforce)
         )
-        trainer = Trainer(task, model, handle, config)
+        trainer = Trainer(task, model, handle, config, StepMemory() if memory is None else memory)
         course = course_of(config, task)
         title = f"{config.task} {config.planner} {budget}"
         progress = stack.enter_context(

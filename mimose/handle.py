@@ -36,6 +36,7 @@ from mimose.runtime.step import OpenStep
 from mimose.units import format_bytes, parse_bytes
 
 T = TypeVar("T")
+Stage = Callable[[], None]
 SizeFunction = Callable[[tuple[Any, ...], Mapping[str, Any]], Size]
 
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
@@ -306,6 +307,32 @@ class Handle:
         self._executor.begin(everything)
         yield Attempt(self, last=True)
 
+    def stand_in(self, plan: Plan, forward: Stage, backward: Stage) -> None:
+        """Carry out the open step's passes by stand-ins, as a replayed step does.
+
+        Args:
+            plan: What the stand-ins carry out.
+            forward: Stands for the forward pass.
+            backward: Stands for everything after it and before the optimizer.
+        """
+        step = self._step
+        if step is None:
+            raise ValueError("no step is open: call begin() first")
+        forward()
+        step.forwarded = self.device.now()
+        step.carried_out = plan
+        backward()
+
+    def stand_in_optimizer(self, optimize: Stage) -> None:
+        """Carry out the open step's optimizer by a stand-in; see :meth:`stand_in`."""
+        step = self._step
+        if step is None:
+            raise ValueError("no step is open: call begin() first")
+        step.backward_done = self.device.now()
+        self.device.mark()
+        optimize()
+        step.optimized = self.device.now()
+
     def detach(self) -> None:
         """Give the model back as it was; lift the limit if this handle set it."""
         if self.model not in _attached:
@@ -346,6 +373,17 @@ class Handle:
     def block_names(self) -> tuple[str, ...]:
         """The model's blocks, in the order of its forward pass."""
         return self._executor.block_names
+
+    @property
+    def open_step(self) -> OpenStep | None:
+        """The step that has begun and not ended."""
+        return self._step
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """What carrying a plan out depends on besides the plan: the executor's knowledge."""
+        executor = self._executor
+        return executor.exact, executor.cuts, executor.free, executor.keep_only
 
     @property
     def in_optimizer(self) -> bool:

@@ -98,11 +98,9 @@ def training(
         **options: Options of the planner.
     """
     torch.manual_seed(0)
-    if hasattr(device, "build"):
-        model = device.build(workload.build_model)
-    else:
-        model = workload.build_model()
-        device.adopt(model)
+    build = getattr(device, "build", lambda function: function())
+    model = build(workload.build_model)
+    device.adopt(model)
     with attach(
         model, budget_bytes, planner, device=device, enforce=budget_bytes is not None, **options
     ) as handle:

@@ -55,6 +55,10 @@ class Workload:
         """Return the model's own loss."""
         return model(**tensors).loss
 
+    def settings(self) -> dict[str, Any]:
+        """Return what tells this workload from others."""
+        return {"task": self.name, "dataset": self.dataset, "batch_size": self.batch_size}
+
     def example_batch(self, length: int) -> Batch:
         """Return a batch padded to ``length``: one sample fills it, the others half of it."""
         choices = () if self.num_choices is None else (self.num_choices,)

@@ -6,13 +6,16 @@ live tensors (rounded as the allocator rounds), ``reserved`` bytes are held from
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from mimose.records import Work
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,10 @@ class StepMemory:
 
 
 class Device(Protocol):
-    """A device. Implementations: :mod:`mimose.devices.cpu`, :mod:`mimose.devices.cuda`.
+    """A device.
+
+    Implementations: :mod:`mimose.devices.cpu`, :mod:`mimose.devices.cuda` and
+    :mod:`mimose.devices.sim.device`.
 
     Attributes:
         kind: ``cpu``, ``cuda`` or ``sim``.
@@ -117,6 +123,9 @@ class Device(Protocol):
         """
 
     # -- tensors
+    def build(self, function: Callable[[], T]) -> T:
+        """Return what ``function`` builds: a model that :meth:`adopt` is to take."""
+
     def put(self, batch: Any) -> Any:
         """Return a copy of ``batch`` (tensors in lists, tuples, mappings) on the device.
 

@@ -14,13 +14,16 @@ that oneDNN and MKL take by themselves, NumPy's memory, and storages made withou
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 from mimose.devices.modelled import ModelledDevice
 from mimose.devices.tensors import copy_batch, copy_model
 from mimose.records import Work
+
+T = TypeVar("T")
 
 
 class CpuDevice(ModelledDevice):
@@ -54,6 +57,10 @@ class CpuDevice(ModelledDevice):
         return measured_seconds
 
     # -- tensors
+
+    def build(self, function: Callable[[], T]) -> T:
+        """Return what ``function`` builds."""
+        return function()
 
     def put(self, batch: Any) -> Any:
         """Return a copy of ``batch`` that counts on the device."""

@@ -9,8 +9,9 @@ and otherwise bounded by it.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +19,8 @@ from mimose.devices.base import Mark, StepMemory
 from mimose.devices.tensors import copy_batch, copy_model
 from mimose.records import Work
 from mimose.units import format_bytes
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -192,6 +195,10 @@ class CudaDevice:
         return measured_seconds
 
     # -- tensors
+
+    def build(self, function: Callable[[], T]) -> T:
+        """Return what ``function`` builds."""
+        return function()
 
     def put(self, batch: Any) -> Any:
         """Return a copy of ``batch`` on the GPU; pinned tensors go without waiting."""

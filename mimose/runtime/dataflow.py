@@ -149,7 +149,8 @@ def _random_state() -> torch.Tensor:
 def call_context(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Return the modes that a call runs under: with gradients or not, autocast and its type."""
     device = next((a.device.type for a in arguments if isinstance(a, torch.Tensor)), "cpu")
-    autocast = torch.is_autocast_enabled(device)
+    # PyTorch knows no autocast for meta.
+    autocast = device != "meta" and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else None
     return torch.is_grad_enabled(), autocast, dtype
 

@@ -140,3 +140,17 @@ def test_expected_lengths_are_simulated_too(train):
     counted = run.steps[run.steps["weight"] > 0]
     assert counted["weight"].sum() == pytest.approx(1.0)
     assert run.summary["peak_reserved_bytes"] is None
+
+
+@pytest.mark.parametrize("options", [{"planner": "full"}, {"lengths": "expected", "steps": None}])
+def test_two_real_simulations_are_identical(tmp_path, options):
+    settings = {"scale": "tiny", "data": "synthetic", "device": "sim:v100", "planner": "baseline"}
+    settings |= {"steps": 5, "out": tmp_path} | options
+    runs = []
+    for _ in range(2):
+        result = running.run(RunConfig(**settings), quiet=True)
+        runs.append(load_run(result.info["summary"]["run_dir"]))
+    assert (runs[0].steps["step_seconds"] > 0).all()
+    assert runs[0].info["clock"]["calibration"]
+    pd.testing.assert_frame_equal(runs[0].steps, runs[1].steps)
+    assert comparing.compare(runs)[1]["time_ratio"] == pytest.approx(1.0)

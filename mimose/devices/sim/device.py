@@ -1,9 +1,9 @@
 """The device ``sim:NAME``: the same models, planners and executor on a GPU that is not there.
 
-Tensors live on PyTorch's ``meta`` device, without data. Their memory is counted by the model of the
-CUDA caching allocator, with the budget enforced (:mod:`mimose.devices.modelled`); a clock is charged
-for every operator (:mod:`mimose.devices.sim.clock`). What is simulated is one process on one GPU:
-losses do not exist, memory and time do.
+Tensors live on PyTorch's ``meta`` device, without data. Their memory is counted by the model of
+the CUDA caching allocator, with the budget enforced (:mod:`mimose.devices.modelled`); a clock is
+charged for every operator (:mod:`mimose.devices.sim.clock`). What is simulated is one process on
+one GPU: losses do not exist, memory and time do.
 
 The dispatch mode that does it belongs to the thread that opened the device: train in that one.
 """
@@ -34,8 +34,9 @@ class SimDevice(ModelledDevice):
 
     Args:
         gpu: A :class:`Gpu`, or what :func:`load_gpu` takes.
-        cuda_kernels: Whether dropout and attention take CUDA's fused kernels; without, those of
-            the CPU, so that a simulation can be held against a run on the device ``cpu``.
+        cuda_kernels: Whether dropout and attention take CUDA's fused kernels, and kernels the
+            scratch memory of CUDA's; without, what the CPU does, so that a simulation can be held
+            against a run on the device ``cpu``.
 
     Attributes:
         gpu: The GPU.
@@ -54,8 +55,9 @@ class SimDevice(ModelledDevice):
         self.clock = Clock(self.gpu.synchronize_seconds, self.gpu.launch_seconds)
         self._kernels = CudaKernels(self.gpu) if cuda_kernels else None
         self._kept: list[torch.Tensor] = []
+        self._log: StepLog | None = None
         self._simulation = Simulation(
-            self.gpu, self.clock, self._ignored, self._workspace, self._keep
+            self.gpu, self.clock, self._ignored, self._workspace, self._keep, scratch=cuda_kernels
         )
         self._simulation.__enter__()
         self.enforce(None)
@@ -92,6 +94,8 @@ class SimDevice(ModelledDevice):
 
     def now(self) -> float:
         """Return when everything submitted so far will be done, in simulated seconds."""
+        if self._log is not None:
+            self._log.cut()
         return self.clock.now()
 
     def seconds_between(self, start: float, end: float) -> float:
@@ -155,29 +159,32 @@ class SimDevice(ModelledDevice):
 
     # -- steps that are remembered
 
-    @contextlib.contextmanager
-    def logging(self) -> Iterator[StepLog]:
-        """Log the block's allocations and time; the log says whether it may be replayed."""
-        with StepLog.recording(self._library, self._opened(), self.clock) as log:
-            self._simulation.reads.clear()
-            try:
-                yield log
-            finally:
-                log.reads = list(self._simulation.reads)
+    def start_log(self) -> StepLog:
+        """Start logging a step: its allocations and kernels, in parts between time stamps."""
+        self._simulation.reads = []
+        log = StepLog(self._library, self.clock.start_log(), self._simulation.reads)
+        log.start(self._opened())
+        self._log = log
+        return log
+
+    def stop_log(self) -> None:
+        """Stop logging; the log then says whether it may be replayed."""
+        log, self._log = self._log, None
+        if log is not None:
+            log.stop(self._opened())
+            self.clock.stop_log()
 
     def replay(self, log: StepLog, part: int) -> None:
-        """Repeat one part of a logged step.
+        """Repeat one part of a logged step; the parts follow one another.
 
         Raises:
             torch.OutOfMemoryError: As the step itself would; what the replay held is freed.
         """
         failed = log.replay(self._opened(), self.clock, part)
         if failed is not None:
-            raise self._out_of_memory(failed)
-
-    def abandon(self, log: StepLog) -> None:
-        """Free what the replay of a step holds that does not go on."""
-        log.abandon(self._opened())
+            error = self._out_of_memory(failed)
+            log.abandon(self._opened())
+            raise error
 
     # -- memory that kernels take
 

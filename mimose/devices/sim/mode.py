@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimose.devices.sim import values
@@ -26,6 +27,7 @@ from mimose.devices.sim.workspaces import blas_workspace_bytes, scratch_bytes, u
 aten = torch.ops.aten
 
 _INTEGRAL = values.INTEGRAL
+_BLAS = -1  # instead of scratch bytes: the workspace that all of cuBLAS's kernels share
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -73,6 +75,7 @@ class Simulation(TorchDispatchMode):
         ignored: Enters a scope in which allocations count nowhere.
         workspace: Takes and gives back bytes; raises ``torch.OutOfMemoryError``.
         keep: Takes bytes for as long as the device is open; likewise.
+        scratch: Whether kernels take the memory that CUDA's do.
 
     Attributes:
         passive: While True, operators run as they are and take no time.
@@ -88,6 +91,7 @@ class Simulation(TorchDispatchMode):
         ignored: Callable[[], contextlib.AbstractContextManager[None]],
         workspace: Callable[[int], None],
         keep: Callable[[int], None],
+        scratch: bool = True,
     ) -> None:
         super().__init__()
         self.passive = False
@@ -100,6 +104,7 @@ class Simulation(TorchDispatchMode):
         self._keep = keep
         self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
         self._handlers: dict[Any, Callable[..., Any]] = {}
+        self._scratch = scratch
         self._has_blas_workspace = False
         self._launch_seconds = gpu.launch_seconds
         self._special: dict[Any, Callable[..., Any]] = {
@@ -107,11 +112,10 @@ class Simulation(TorchDispatchMode):
             aten._to_copy.default: self._to_copy,
             aten.copy_.default: self._copy,
             aten.equal.default: self._equal,
+            aten.index.Tensor: self._index,
         }
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
         if self.passive:
@@ -121,10 +125,6 @@ class Simulation(TorchDispatchMode):
             handler = self._handlers[func] = self._handler_of(func)
         return handler(func, args, kwargs)
 
-    def forget_workspaces(self) -> None:
-        """Take cuBLAS's workspace anew at the next matrix product."""
-        self._has_blas_workspace = False
-
     def _handler_of(self, func: Any) -> Callable[..., Any]:
         if func in self._special:
             return self._special[func]
@@ -132,9 +132,9 @@ class Simulation(TorchDispatchMode):
         if returns and all(r.alias_info is not None and not r.alias_info.is_write for r in returns):
             return self._view
         if torch.Tag.data_dependent_output in func.tags:
-            return self._refuse
+            return self._select
         if torch.Tag.dynamic_output_shape in func.tags:
-            return self._refuse
+            return self._select
         return self._operate
 
     # -- kinds of operators
@@ -168,7 +168,7 @@ class Simulation(TorchDispatchMode):
         else:
             self.num_known += 1
         if outcome.scratch_bytes:
-            if outcome.scratch_bytes < 0:
+            if outcome.scratch_bytes == _BLAS:
                 self._take_blas_workspace()
             else:
                 self._workspace(outcome.scratch_bytes)
@@ -190,12 +190,12 @@ class Simulation(TorchDispatchMode):
     def _create(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that takes no tensor."""
         output = func(*args, **kwargs)
-        if isinstance(output, torch.Tensor) and output.is_meta:
-            if func.overloadpacket not in (aten.empty, aten.empty_strided):
-                seconds = spanned_bytes(output) / self._gpu.attained_bandwidth
-                self._clock.launch(self._launch_seconds, seconds + self._gpu.kernel_seconds)
-                if output.dtype in _INTEGRAL and output.numel() <= values.MOST_ELEMENTS:
-                    values.carry(func, args, kwargs, output)
+        filled = func.overloadpacket not in (aten.empty, aten.empty_strided)
+        if filled and isinstance(output, torch.Tensor) and output.is_meta:
+            seconds = spanned_bytes(output) / self._gpu.attained_bandwidth
+            self._clock.launch(self._launch_seconds, seconds + self._gpu.kernel_seconds)
+            if output.dtype in _INTEGRAL and output.numel() <= values.MOST_ELEMENTS:
+                values.carry(func, args, kwargs, output)
         return output
 
     def _run_as_it_is(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -223,19 +223,23 @@ class Simulation(TorchDispatchMode):
         self.reads.append(number)
         return number
 
-    def _refuse(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
+        masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+        return (self._select if masks else self._operate)(func, args, kwargs)
+
+    def _select(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator whose output's shape depends on its inputs' values."""
         given = list(tensors((args, kwargs)))
         if not any(t.is_meta for t in given):
             return func(*args, **kwargs)
-        known = [values.value_of(t) for t in given]
-        if any(value is None for value in known):
+        if any(values.value_of(t) is None for t in given):
             raise RuntimeError(
                 f"the shape that {func} returns depends on values, which a simulation does not "
                 "have: mask instead of selecting, or run it on cuda or cpu"
             )
         self._clock.synchronize()
-        replaced = [value_of_argument(a) for a in args]
-        output = func(*replaced, **kwargs)
+        replaced, named = pytree.tree_map(_value_of_argument, (args, kwargs))
+        output = func(*replaced, **named)
         self.reads.append(tuple(output.shape))
         placed = torch.empty_like(output, device="meta")
         values.set_value(placed, output)
@@ -321,17 +325,17 @@ class Simulation(TorchDispatchMode):
                 return None
             else:
                 described.append(_Fresh(tuple(each.shape), each.stride(), each.dtype))
-        scratch = -1 if uses_blas(func) else scratch_bytes(func, args)
+        scratch = _BLAS if uses_blas(func) else scratch_bytes(func, args)
         return _Outcome(
             tuple(described),
             type(output) if several else None,
             kernel_seconds(self._gpu, func, args, kwargs, output),
-            scratch,
+            scratch if self._scratch else 0,
             any(t.dtype in _INTEGRAL for t in tensors(outputs)),
         )
 
 
-def value_of_argument(argument: Any) -> Any:
+def _value_of_argument(argument: Any) -> Any:
     """Return a tensor's values, and anything else as it is."""
     return values.value_of(argument) if isinstance(argument, torch.Tensor) else argument
 

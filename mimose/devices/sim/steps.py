@@ -12,54 +12,48 @@ that decides by memory or time (tensor-level eviction).
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 from mimose.devices.sim.clock import Clock
 
 
 class StepLog:
-    """One step's allocations and kernels, in parts.
+    """One step's allocations and kernels, in parts that end where a time stamp was taken.
 
     Attributes:
+        closed: Whether the step left the memory as it found it; known once it is over.
         reads: The values that the program read during the step.
-        closed: Whether the step left the memory as it found it.
     """
 
-    def __init__(self, library: Any, times: array[float]) -> None:
-        self.reads: list[Any] = []
+    def __init__(self, library: Any, times: array[float], reads: list[Any]) -> None:
         self.closed = False
+        self.reads = reads
         self._library = library
         self._log = library.mimose_log_new()
         self._times = times
         self._ends: list[tuple[int, int]] = [(0, 0)]
         self._finalizer = weakref.finalize(self, library.mimose_log_delete, self._log)
 
-    @classmethod
-    @contextlib.contextmanager
-    def recording(cls, library: Any, model: int, clock: Clock) -> Iterator[StepLog]:
-        """Log what happens in the block."""
-        log = cls(library, clock.start_log())
-        library.mimose_log_start(model, log._log)
-        try:
-            yield log
-        finally:
-            log.closed = bool(library.mimose_log_stop(model))
-            clock.stop_log()
-            log.cut()
-
     @property
     def num_parts(self) -> int:
-        """Number of parts, one more than cuts were made inside the step."""
+        """Number of parts."""
         return len(self._ends) - 1
 
     @property
     def replayable(self) -> bool:
         """Whether the step may be replayed."""
         return self.closed and all(isinstance(read, bool) for read in self.reads)
+
+    def start(self, model: int) -> None:
+        """Log the allocations of the C++ model at ``model`` from here on."""
+        self._library.mimose_log_start(model, self._log)
+
+    def stop(self, model: int) -> None:
+        """Stop logging and end the last part."""
+        self.closed = bool(self._library.mimose_log_stop(model))
+        self.cut()
 
     def cut(self) -> None:
         """End a part here."""
