@@ -62,9 +62,8 @@ class Sampled:
 class Expected:
     """Each length of the task's distribution once.
 
-    They come in no order of size, as data does, the longest first. A planner's margin depends on
-    how the allocator's cache fragments: downwards every step would find what it needs in the cache;
-    upwards each would need a little more than is cached, until the cache itself fills the device.
+    They come in no order of size, as data does, the longest first. Upwards each step would need a
+    little more than what is cached, until the allocator's cache itself fills the device.
 
     The first step counts nothing: it makes optimizer state and gradients. A planner that measures
     first is shown more lengths that count nothing, the longest and then ever finer quantiles of
@@ -118,11 +117,13 @@ class Expected:
 def _mixed(bins: Sequence[LengthBin]) -> list[LengthBin]:
     """Return the longest and then the others, neighbours far apart."""
     golden = (5**0.5 - 1) / 2  # The multiples of no number are spread more evenly over a circle.
-    return [b for _, b in sorted((i * golden % 1.0, b) for i, b in enumerate(bins))]
+    *others, longest = bins
+    return [longest, *(b for _, b in sorted((i * golden % 1.0, b) for i, b in enumerate(others)))]
 
 
 def _spread(bins: Sequence[LengthBin]) -> Iterator[int]:
     """Yield the longest length, then the median, the quartiles, the eighths and so on."""
+    yield bins[-1].length
     reached = list(accumulate(share for _, share in bins))
     parts = 2
     while True:

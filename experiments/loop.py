@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ import torch
 
 from mimose.costs import Infeasible
 from mimose.devices.sim.device import SimDevice
+from mimose.devices.sim.steps import StepLog
 from mimose.handle import Handle
 from mimose.planners import make_planner
 from mimose.records import StepRecord
@@ -139,16 +140,16 @@ class Trainer:
         handle = self.handle
         handle.begin(batch.size)
         if self._sim is None or self.memory is None:
-            return self._take(tensors)
+            return self._take(lambda: self._gradients(tensors))
         key = key_of(handle, self._scope, tensors)
         if key is None:
-            return self._take(tensors)
+            return self._take(lambda: self._gradients(tensors))
         return self._take_or_replay(self._sim, self.memory, key, tensors), None
 
-    def _take(self, tensors: dict[str, torch.Tensor]) -> tuple[StepRecord | None, float | None]:
+    def _take(self, passes: Callable[[], float | None]) -> tuple[StepRecord | None, float | None]:
         handle, optimizer, scaler = self.handle, self.optimizer, self.scaler
         # zero_grad has left no gradients or zeros.
-        loss = handle.run(lambda: self._gradients(tensors), grads_are_zero=True)
+        loss = handle.run(passes, grads_are_zero=True)
         scaler.step(optimizer)
         scaler.update()
         record = handle.end()
@@ -162,13 +163,20 @@ class Trainer:
         if known is not None:
             memory.num_replayed += 1
             return self._replay(Replay(device, self.handle, known), tensors)
-        log = device.start_log()
+        logs: list[StepLog] = []
+
+        def passes() -> None:
+            # Not before: what it takes to make the step undoable is not part of it.
+            device.stop_log()
+            logs.append(device.start_log())
+            self._gradients(tensors)
+
         try:
-            record, _ = self._take(tensors)
+            record, _ = self._take(passes)
         finally:
             device.stop_log()
         if record is not None:
-            memory.keep(key, log, record.plan)
+            memory.keep(key, logs[-1], record.plan)
         return record
 
     def _replay(self, replay: Replay, tensors: dict[str, torch.Tensor]) -> StepRecord | None:

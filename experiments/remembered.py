@@ -63,7 +63,7 @@ def key_of(handle: Handle, scope: Hashable, tensors: Mapping[str, torch.Tensor])
     return (
         scope,
         plan,
-        handle.facts,
+        handle.bearing_on(plan),
         situation.grads_resident,
         situation.optimizer_ready,
         situation.signature,

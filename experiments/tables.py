@@ -52,6 +52,10 @@ def show(run: Run, num_steps: int) -> str:
         ("plans made", number(summary["num_plans_made"], "d")),
         ("estimator", f"{seconds(summary['median_estimator_seconds'])} median"),
         ("scheduler", f"{seconds(summary['median_scheduler_seconds'])} median"),
+        (
+            "planning",
+            f"{seconds(summary.get('mean_planning_seconds'))} of a step's time on average",
+        ),
         ("collector", f"{seconds(summary['total_collector_seconds'])} in all"),
         ("final loss", _loss(info, summary)),
     ]

@@ -379,11 +379,16 @@ class Handle:
         """The step that has begun and not ended."""
         return self._step
 
-    @property
-    def facts(self) -> tuple[Any, ...]:
-        """What carrying a plan out depends on besides the plan: the executor's knowledge."""
+    def bearing_on(self, plan: Plan) -> tuple[Any, ...]:
+        """Return what carrying ``plan`` out depends on besides it: what the executor has learned.
+
+        Whether two steps with one plan run alike can be told from it.
+        """
         executor = self._executor
-        return executor.exact, executor.cuts, executor.free, executor.keep_only
+        if not plan.regions:
+            return (executor.exact,)
+        cuts = executor.cuts if plan.spans_blocks else None
+        return executor.exact, cuts, executor.free, executor.keep_only
 
     @property
     def in_optimizer(self) -> bool:

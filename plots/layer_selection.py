@@ -21,15 +21,18 @@ _LOOKS = {
 def draw(result: Reproduction) -> Figure:
     """Draw peaks by sequence length, and what each choice saves against none.
 
+    Of the two readings of the figure it is the one in 2**20 bytes.
+
     Args:
         result: What :func:`mimose_bench.experiments.figures.fig9.check` returned.
     """
-    unit = FACTORS["MB"]
-    none = {row.length: row for row in result.rows if row.series == "none"}
+    unit = FACTORS["MiB"]
+    shown = [row for row in result.rows if row.unit == "MiB"]
+    none = {row.length: row for row in shown if row.series == "none"}
     with matplotlib.rc_context(style.RC):
         figure, (peaks, saved) = style.panels(2)
         for name, (colour, marker) in _LOOKS.items():
-            rows = [row for row in result.rows if row.series == name]
+            rows = [row for row in shown if row.series == name]
             ours = {"color": colour, "linewidth": 1, "label": f"{name} recomputed"}
             theirs = {"color": colour, "marker": marker, "markersize": 3, "alpha": 0.5}
             lengths = [row.length for row in rows]
@@ -49,9 +52,9 @@ def draw(result: Reproduction) -> Figure:
                 **theirs,
             )
         peaks.set_title(f"lines: {result.device_label}")
-        peaks.set_ylabel("peak allocated (MB, 10^6 bytes)")
+        peaks.set_ylabel("peak allocated (MiB)")
         saved.set_title("points: the paper (Fig 9), V100", color=style.PAPER)
-        saved.set_ylabel("saved against none (MB)")
+        saved.set_ylabel("saved against none (MiB)")
         for panel in (peaks, saved):
             panel.set_xlabel("sequence length (tokens)")
         style.legend_below(figure, [peaks], columns=5)

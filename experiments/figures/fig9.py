@@ -3,22 +3,31 @@
 IPDPS 2023, doi 10.1109/IPDPS54959.2023.00025: peak memory of BERT-base on SWAG (16 samples of 4
 choices) by sequence length, with no, the first, the last, the first two or the last two encoders
 recomputed. Recomputing the last saves nothing: its activations are back when backward begins.
+
+The figure can be read in two ways. With its MB as 10**6 bytes it is near today's PyTorch, too high
+at short lengths and too low at long ones. With MB as 2**20 bytes, as the paper's other units, its
+constant and linear parts are those of Fig 3, and its quadratic part is one tensor of attention
+scores a block higher: what PyTorch kept before 1.11 (:mod:`.softmax`). Both are checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from mimose.devices.base import Device
 from mimose_bench.experiments.figures.result import (
+    FACTORS,
     Criterion,
     Reproduction,
     Row,
+    Unit,
     max_error,
     mean_error,
 )
 from mimose_bench.experiments.figures.session import OpenDevice, Say, silent, training
+from mimose_bench.experiments.figures.softmax import keep_softmax_input
 from mimose_bench.experiments.figures.workloads import MC_BERT, Workload
 from mimose_bench.experiments.paper import layer_selection
 
@@ -31,8 +40,34 @@ PLANS: Mapping[str, str] = {
 }
 """A plan a curve, over BERT-base's twelve encoders."""
 
-TOLERANCE = 0.045
-"""Largest relative error on any curve. The figure's MB read as 10^6 bytes."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A way to read the figure.
+
+    Attributes:
+        name: What is assumed.
+        unit: What its MB are.
+        workload: What was trained.
+        tolerance: Largest relative error on any curve.
+    """
+
+    name: str
+    unit: Unit
+    workload: Workload
+    tolerance: float
+
+
+OLD_SOFTMAX = Reading(
+    name="before PyTorch 1.11, MB of 2^20",
+    unit="MiB",
+    workload=replace(MC_BERT, new_model=lambda: keep_softmax_input(MC_BERT.new_model())),
+    tolerance=0.02,
+)
+NEW_SOFTMAX = Reading(
+    name="PyTorch 1.11 on, MB of 10^6", unit="MB", workload=MC_BERT, tolerance=0.045
+)
+READINGS = (OLD_SOFTMAX, NEW_SOFTMAX)
 
 ORDER = ("first two", "first", "last two", "none", "last")
 """The curves from least to most memory, as the paper has them at every length."""
@@ -40,7 +75,18 @@ ORDER = ("first two", "first", "last two", "none", "last")
 ORDER_LENGTHS = (40, 60, 83, 100, 123, 141)
 """Lengths at which the order is looked at, whatever the stride."""
 
+READ_OFF_BYTES = 0.02 * FACTORS["GB"]
+"""How exactly the figure was read. Two curves are in another order if they are by more than that."""
+
 QUICK_STRIDE = 100
+
+_NOTES = (
+    "Order: " + " < ".join(ORDER[:-1]) + f" <= {ORDER[-1]}, ties within 0.02 GB allowed, at lengths "
+    f"{', '.join(map(str, ORDER_LENGTHS))}.",
+    "The paper's last and last two lie higher than here by two hidden states (53 MiB at length 141): "
+    "reentrant checkpointing holds a recomputed block's output and its gradient during the block's "
+    "backward; the one used here does not. So here last ties with none, last two with first.",
+)
 
 
 def lengths_of(stride: int = 1) -> list[int]:
@@ -49,89 +95,120 @@ def lengths_of(stride: int = 1) -> list[int]:
     return sorted({*lengths[::stride], *ORDER_LENGTHS})
 
 
-def measure(
-    device: Device,
-    lengths: Iterable[int],
-    *,
-    workload: Workload = MC_BERT,
-    plans: Mapping[str, str] = PLANS,
-) -> dict[str, dict[int, int]]:
-    """Return for each of ``plans`` the peak allocated bytes of a step at each of ``lengths``."""
+def measure(device: Device, workload: Workload, plan: str, lengths: Iterable[int]) -> dict[int, int]:
+    """Return the peak allocated bytes of a step under ``plan`` at each of ``lengths``."""
     lengths = list(lengths)
-    measured: dict[str, dict[int, int]] = {}
-    with training(device, workload, "baseline") as session:
+    peaks: dict[int, int] = {}
+    with training(device, workload, "fixed", plan=plan) as session:
         session.settle(min(lengths))
-        for curve, plan in plans.items():
-            session.use("fixed", plan=plan)
-            measured[curve] = {}
-            for length in lengths:
-                peak = session.step(length).peak_allocated_bytes
-                assert peak is not None
-                measured[curve][length] = peak
-    return measured
+        for length in lengths:
+            peak = session.step(length).peak_allocated_bytes
+            assert peak is not None
+            peaks[length] = peak
+    return peaks
 
 
-def judge(measured: Mapping[str, Mapping[int, int]], device_label: str) -> Reproduction:
-    """Compare the peaks of each curve, in bytes by length, with the paper's."""
-    paper = layer_selection()
-    curves = {
-        curve: tuple(
-            Row(
-                series=curve,
-                what=f"length {point.input_size}",
-                unit="MB",
-                expected=point.peak_bytes,
-                obtained=peaks[point.input_size],
-                length=point.input_size,
+def judge(
+    measured: Mapping[str, Mapping[str, Mapping[int, int]]], device_label: str
+) -> Reproduction:
+    """Compare peaks with the paper's.
+
+    Args:
+        measured: For each reading's name the curves, each with its peaks in bytes by length.
+        device_label: Where they come from.
+    """
+    rows: list[Row] = []
+    criteria: list[Criterion] = []
+    for reading in READINGS:
+        if reading.name not in measured:
+            continue
+        curves = {
+            curve: _rows(reading, curve, peaks) for curve, peaks in measured[reading.name].items()
+        }
+        criteria += (
+            Criterion(
+                name=f"{reading.name}: {curve}, maximum error",
+                value=max_error(found),
+                tolerance=reading.tolerance,
             )
-            for point in paper[curve]
-            if point.input_size in peaks
+            for curve, found in curves.items()
         )
-        for curve, peaks in measured.items()
-    }
-    criteria = [
-        Criterion(name=f"{curve}: maximum error", value=max_error(rows), tolerance=TOLERANCE)
-        for curve, rows in curves.items()
-    ]
-    rows = tuple(row for each in curves.values() for row in each)
-    criteria.append(Criterion(name="all curves: mean error", value=mean_error(rows)))
-    wrong = [length for length in ORDER_LENGTHS if not in_order(measured, length)]
-    criteria.append(
-        Criterion(
-            name="lengths at which the curves are in another order",
-            value=len(wrong),
-            tolerance=0,
-            is_count=True,
+        every = [row for found in curves.values() for row in found]
+        criteria.append(Criterion(name=f"{reading.name}: mean error", value=mean_error(every)))
+        wrong = [n for n in ORDER_LENGTHS if not in_order(measured[reading.name], n)]
+        criteria.append(
+            Criterion(
+                name=f"{reading.name}: lengths at which the order is another",
+                value=len(wrong),
+                tolerance=0,
+                is_count=True,
+            )
         )
-    )
+        rows += every
     return Reproduction(
         name="fig9",
         title="peak memory by which encoders are recomputed",
         source="Fig 9",
         device_label=device_label,
-        rows=rows,
+        rows=tuple(rows),
         criteria=tuple(criteria),
-        notes=(
-            "Order looked at: " + " < ".join(ORDER[:-1]) + f" <= {ORDER[-1]}, "
-            f"at lengths {', '.join(map(str, ORDER_LENGTHS))}.",
-        ),
+        notes=_NOTES,
     )
 
 
 def in_order(
-    measured: Mapping[str, Mapping[int, int]], length: int, order: Sequence[str] = ORDER
+    peaks: Mapping[str, Mapping[int, int]],
+    length: int,
+    order: Sequence[str] = ORDER,
+    slack_bytes: float = READ_OFF_BYTES,
 ) -> bool:
-    """Return whether the curves are in the paper's order at ``length``.
+    """Return whether no two of the curves are in another order than the paper's at ``length``.
 
-    The last encoder's saving is nothing: its curve may lie on that of none, not below.
+    Args:
+        peaks: Bytes by length, for each curve.
+        length: Where to look.
+        order: The curves from least to most memory.
+        slack_bytes: By how much a curve may lie on the wrong side of the next one.
     """
-    *lower, last = (measured[curve][length] for curve in order)
-    return last >= lower[-1] and all(a < b for a, b in pairwise(lower))
+    values = [peaks[curve][length] for curve in order]
+    if any(a > b + slack_bytes for a, b in pairwise(values)):
+        return False
+    # The claim itself has no slack to hide in: the first saves, the first two save more.
+    by_curve = dict(zip(order, values, strict=True))
+    return by_curve["first two"] < by_curve["first"] < by_curve["none"]
 
 
 def check(open_device: OpenDevice, *, stride: int = 1, say: Say = silent) -> Reproduction:
-    """Measure every ``stride``-th length of the figure under each plan and compare."""
+    """Measure every ``stride``-th length of the figure under each plan and compare.
+
+    Each curve has an allocator of its own, as each was a run of its own.
+    """
     lengths = lengths_of(stride)
-    say(f"fig9: {len(PLANS)} plans, {len(lengths)} lengths")
-    with open_device() as device:
-        return judge(measure(device, lengths), device.label)
+    measured: dict[str, dict[str, dict[int, int]]] = {}
+    label = ""
+    for reading in READINGS:
+        say(f"fig9: {reading.name}: {len(PLANS)} plans, {len(lengths)} lengths")
+        measured[reading.name] = {}
+        for curve, plan in PLANS.items():
+            with open_device() as device:
+                label = device.label
+                peaks = measure(device, reading.workload, plan, lengths)
+            measured[reading.name][curve] = peaks
+    return judge(measured, label)
+
+
+def _rows(reading: Reading, curve: str, peaks: Mapping[int, int]) -> list[Row]:
+    factor = FACTORS[reading.unit]
+    return [
+        Row(
+            series=curve,
+            what=f"length {length}",
+            unit=reading.unit,
+            expected=megabytes * factor,
+            obtained=peaks[length],
+            length=length,
+            note=reading.name,
+        )
+        for length, megabytes in layer_selection()[curve]
+        if length in peaks
+    ]

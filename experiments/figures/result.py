@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Unit = Literal["GB", "MB", "ms"]
+Unit = Literal["GB", "MiB", "MB", "ms"]
 
-FACTORS: dict[Unit, float] = {"GB": float(1 << 30), "MB": 1e6, "ms": 1e-3}
-"""What one of a unit is, in bytes or seconds. The paper's GB is 2**30 bytes, its MB 10**6."""
+FACTORS: dict[Unit, float] = {"GB": float(1 << 30), "MiB": float(1 << 20), "MB": 1e6, "ms": 1e-3}
+"""What one of a unit is, in bytes or seconds. The paper's GB is 2**30 bytes."""
 
 SCHEMA_VERSION = 1
 

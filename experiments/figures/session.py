@@ -16,6 +16,7 @@ from mimose.records import StepRecord
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.figures.workloads import Workload
 from mimose_bench.experiments.loop import Trainer
+from mimose_bench.experiments.remembered import StepMemory
 
 OpenDevice = Callable[[], AbstractContextManager[Device]]
 """Opens a device with an empty allocator for the block."""
@@ -46,7 +47,13 @@ class Session:
         handle: The attached model.
     """
 
-    def __init__(self, workload: Workload, model: torch.nn.Module, handle: Handle) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        model: torch.nn.Module,
+        handle: Handle,
+        memory: StepMemory | None = None,
+    ) -> None:
         self.workload = workload
         self.handle = handle
         # The paper's PyTorch 1.11 kept gradients between steps, zero_grad filling them with zeros,
@@ -54,7 +61,7 @@ class Session:
         config = RunConfig(
             task=workload.name, planner=handle.planner.name, zero_grad="keep", foreach="off"
         )
-        self._trainer = Trainer(workload, model, handle, config)  # type: ignore[arg-type]
+        self._trainer = Trainer(workload, model, handle, config, memory)  # type: ignore[arg-type]
 
     def use(self, planner: str, **options: Any) -> None:
         """Let another planner decide from the next step on."""
@@ -86,6 +93,7 @@ def training(
     workload: Workload,
     planner: str,
     budget_bytes: int | None = None,
+    memory: StepMemory | None = None,
     **options: Any,
 ) -> Iterator[Session]:
     """Build and attach ``workload``'s model on ``device`` for the block.
@@ -95,6 +103,7 @@ def training(
         workload: What to train.
         planner: A planner's name.
         budget_bytes: The budget, which the device enforces; None for none.
+        memory: Where simulated steps are remembered, for those that are taken again.
         **options: Options of the planner.
     """
     torch.manual_seed(0)
@@ -104,4 +113,4 @@ def training(
     with attach(
         model, budget_bytes, planner, device=device, enforce=budget_bytes is not None, **options
     ) as handle:
-        yield Session(workload, model, handle)
+        yield Session(workload, model, handle, memory)

@@ -10,7 +10,7 @@ from mimose_bench.experiments.tables import MISSING, table
 MOST_ROWS = 6
 """Rows shown of each series; the JSON file has them all."""
 
-_FORMS: dict[Unit, str] = {"GB": ".3f", "MB": ".0f", "ms": ".1f"}
+_FORMS: dict[Unit, str] = {"GB": ".3f", "MiB": ".0f", "MB": ".0f", "ms": ".1f"}
 
 
 def describe(result: Reproduction) -> str:
@@ -51,7 +51,7 @@ def spread(rows: Sequence[Row], most: int = MOST_ROWS) -> list[Row]:
 def _by_series(rows: Sequence[Row]) -> list[list[Row]]:
     series: dict[str, list[Row]] = {}
     for row in rows:
-        series.setdefault(row.series, []).append(row)
+        series.setdefault(f"{row.series} {row.unit}", []).append(row)
     return list(series.values())
 
 

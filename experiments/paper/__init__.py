@@ -93,22 +93,20 @@ def peak_by_input_size(task: str) -> dict[int, tuple[MemoryPoint, ...]]:
     return {int(gb) * _GIB: _memory_points(points) for gb, points in data[key].items()}
 
 
-def layer_selection() -> dict[str, tuple[MemoryPoint, ...]]:
-    """Return peak memory by sequence length with some encoders recomputed (Fig 9).
+def layer_selection() -> dict[str, tuple[tuple[int, float], ...]]:
+    """Return (sequence length, peak memory in MB) with some encoders recomputed (Fig 9).
 
     The curves are ``none``, ``first``, ``last``, ``first two`` and ``last two``, after the
-    encoders recomputed. This figure's MB are 10**6 bytes: read as 2**20, BERT's own size does not
-    fit them. Three or four keys of each curve are no lengths but strokes of the figure's legend
-    (fractional, and far from every curve): they are left out.
+    encoders recomputed. The figure does not say how many bytes its MB are; see
+    :mod:`mimose_bench.experiments.figures.fig9`. Three or four keys of each curve are no lengths
+    but strokes of the figure's legend (fractional, and far from every curve): they are left out.
     """
     data = _load("fig9")
     return {
         curve: tuple(
-            MemoryPoint(int(size), round(mb * 1e6))
-            for size, mb in sorted((float(size), mb) for size, mb in points.items())
-            if size.is_integer()
+            sorted((int(float(size)), mb) for size, mb in data[key].items() if _is_whole(size))
         )
-        for curve, points in ((name, data[key]) for name, key in _SELECTIONS.items())
+        for curve, key in _SELECTIONS.items()
     }
 
 
@@ -146,6 +144,10 @@ def _pick(name: str, keys: dict[str, str], figure: str) -> str:
     if name not in keys:
         raise ValueError(f"{figure} of the paper shows {', '.join(keys)}, not {name!r}")
     return keys[name]
+
+
+def _is_whole(size: str) -> bool:
+    return float(size).is_integer()
 
 
 @functools.cache

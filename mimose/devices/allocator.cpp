@@ -358,8 +358,9 @@ int mimose_log_stop(Model* model) {
   return model->stop_log() ? 1 : 0;
 }
 int64_t mimose_log_size(const Log* log) { return static_cast<int64_t>(log->events.size()); }
-// Replays events [from, to). Returns -1, or the request that ran out of memory; then the caller
-// abandons the replay.
+int64_t mimose_log_event(const Log* log, int64_t number) { return log->events[number]; }
+// Replays events [from, to). Returns -1, or the number of the event that ran out of memory; then
+// the caller abandons the replay.
 int64_t mimose_log_replay(Model* model, Log* log, int64_t from, int64_t to) {
   auto guard = locked();
   return model->replay(*log, from, to);

@@ -166,13 +166,13 @@ class Model {
     return log != nullptr && log->closed && log->num_live == 0;
   }
 
-  // Repeats events [from, to). Returns -1, or the request that ran out of memory.
+  // Repeats events [from, to). Returns -1, or the number of the event that ran out of memory.
   int64_t replay(Log& log, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
       const int64_t event = log.events[i];
       if (event > 0) {
         Block* block = malloc(event);
-        if (block == nullptr) return event;
+        if (block == nullptr) return i;
         log.replayed.push_back(block);
       } else {
         free(std::exchange(log.replayed[-event - 1], nullptr));

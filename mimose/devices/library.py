@@ -153,6 +153,7 @@ def load() -> ctypes.PyDLL:
         "log_start": (None, model, log),
         "log_stop": (ctypes.c_int, model),
         "log_size": (size, log),
+        "log_event": (size, log, size),
         "log_replay": (size, model, log, size, size),
         "log_abandon": (None, model, log),
     }

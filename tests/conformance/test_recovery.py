@@ -47,8 +47,11 @@ class Images:
     def loss(self, model, tensors):
         return nn.functional.cross_entropy(model(tensors["images"]), tensors["labels"])
 
-    def optimizer(self, model):
-        return torch.optim.AdamW(model.parameters(), lr=1e-2)
+    def settings(self):
+        return {}
+
+    def optimizer(self, model, *, foreach=None):
+        return torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=foreach)
 
     def batches(self, steps):
         generator = torch.Generator().manual_seed(5)

@@ -142,7 +142,14 @@ def test_expected_lengths_are_simulated_too(train):
     assert run.summary["peak_reserved_bytes"] is None
 
 
-@pytest.mark.parametrize("options", [{"planner": "full"}, {"lengths": "expected", "steps": None}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"planner": "full"},
+        {"planner": "mimose", "budget": 60 * MIB, "sheltered": 3, "steps": 9},
+        {"lengths": "expected", "steps": None},
+    ],
+)
 def test_two_real_simulations_are_identical(tmp_path, options):
     settings = {"scale": "tiny", "data": "synthetic", "device": "sim:v100", "planner": "baseline"}
     settings |= {"steps": 5, "out": tmp_path} | options

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-# What a logged pair's first number is when the pair is no kernel.
+# Entries of a log are three numbers: host and device seconds, and a position. What the first one is
+# when the entry is no kernel:
 _SYNCHRONIZE, _COPY, _WAIT_FOR_COPIES, _COPIES_WAIT = -1.0, -2.0, -3.0, -4.0
 
 
@@ -28,12 +29,12 @@ class Clock:
         self._synchronize_seconds = synchronize_seconds
         self._launch_seconds = launch_seconds
         self._log: array[float] | None = None
+        self._position: Callable[[], int] = int
 
     def launch(self, host_seconds: float, device_seconds: float) -> None:
         """Submit a kernel: it starts once the host has submitted it and the stream is free."""
         if self._log is not None:
-            self._log.append(host_seconds)
-            self._log.append(device_seconds)
+            self._log.extend((host_seconds, device_seconds, self._position()))
         host = self.host = self.host + host_seconds
         device = self.device
         self.device = (device if device > host else host) + device_seconds
@@ -69,20 +70,29 @@ class Clock:
 
     # -- steps that are remembered
 
-    def start_log(self) -> array[float]:
-        """Start logging, and return the log."""
+    def start_log(self, position: Callable[[], int] = int) -> array[float]:
+        """Start logging, and return the log.
+
+        Args:
+            position: Called for each entry, to tell where in another log it belongs.
+        """
         self._log = array("d")
+        self._position = position
         return self._log
 
     def stop_log(self) -> None:
         """Stop logging."""
         self._log = None
 
-    def replay(self, log: array[float], start: int, end: int) -> None:
-        """Let pass what ``log`` holds from ``start`` to ``end``."""
-        pairs: Iterable[float] = iter(log[start:end])
+    def replay(
+        self, log: array[float], start: int, end: int, last_position: float = math.inf
+    ) -> None:
+        """Let pass what ``log`` holds from ``start`` to ``end``, up to a position."""
+        numbers: Iterable[float] = iter(log[start:end])
         host, device = self.host, self.device
-        for first, second in zip(pairs, pairs):
+        for first, second, position in zip(numbers, numbers, numbers):
+            if position > last_position:
+                break
             if first >= 0.0:
                 host += first
                 device = (device if device > host else host) + second
@@ -105,5 +115,4 @@ class Clock:
 
     def _note(self, kind: float, seconds: float) -> None:
         if self._log is not None:
-            self._log.append(kind)
-            self._log.append(seconds)
+            self._log.extend((kind, seconds, self._position()))

@@ -162,7 +162,7 @@ class SimDevice(ModelledDevice):
     def start_log(self) -> StepLog:
         """Start logging a step: its allocations and kernels, in parts between time stamps."""
         self._simulation.reads = []
-        log = StepLog(self._library, self.clock.start_log(), self._simulation.reads)
+        log = StepLog(self._library, self.clock, self._simulation.reads)
         log.start(self._opened())
         self._log = log
         return log
@@ -182,9 +182,11 @@ class SimDevice(ModelledDevice):
         """
         failed = log.replay(self._opened(), self.clock, part)
         if failed is not None:
-            error = self._out_of_memory(failed)
-            log.abandon(self._opened())
-            raise error
+            # Its text tells of the moment of failure. No name for it: the frame would keep itself.
+            try:
+                raise self._out_of_memory(failed)
+            finally:
+                log.abandon(self._opened())
 
     # -- memory that kernels take
 

@@ -155,23 +155,18 @@ class Simulation(TorchDispatchMode):
                 _sign((value,), key, given)
         if not given:
             return self._create(func, args, kwargs)
+        if not given[0].is_meta and not any(t.is_meta for t in given):
+            return func(*args, **kwargs)  # the host's own work
         signature = tuple(key)
         outcome = self._outcomes.get(signature)
         if outcome is None:
-            if not any(t.is_meta for t in given):
-                return func(*args, **kwargs)
             outcome = self._work_out(func, args, kwargs, given)
             if outcome is None:
-                return self._run_as_it_is(func, args, kwargs)
+                return func(*args, **kwargs)
             self._outcomes[signature] = outcome
             self.num_unknown += 1
         else:
             self.num_known += 1
-        if outcome.scratch_bytes:
-            if outcome.scratch_bytes == _BLAS:
-                self._take_blas_workspace()
-            else:
-                self._workspace(outcome.scratch_bytes)
         self._clock.launch(self._launch_seconds, outcome.seconds)
         if outcome.kind is None:
             described = outcome.outputs[0]
@@ -183,6 +178,11 @@ class Simulation(TorchDispatchMode):
                 result = given[described.place] if type(described) is _Given else described
         else:
             result = outcome.kind(_made(each, given) for each in outcome.outputs)
+        if outcome.scratch_bytes:
+            if outcome.scratch_bytes == _BLAS:
+                self._take_blas_workspace()
+            else:
+                self._workspace(outcome.scratch_bytes)
         if outcome.integral:
             values.carry(func, args, kwargs, result)
         return result
@@ -196,12 +196,6 @@ class Simulation(TorchDispatchMode):
             self._clock.launch(self._launch_seconds, seconds + self._gpu.kernel_seconds)
             if output.dtype in _INTEGRAL and output.numel() <= values.MOST_ELEMENTS:
                 values.carry(func, args, kwargs, output)
-        return output
-
-    def _run_as_it_is(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator whose outputs share memory with its inputs in a way of their own."""
-        output = func(*args, **kwargs)
-        self._clock.launch(self._launch_seconds, self._gpu.kernel_seconds)
         return output
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -306,6 +300,7 @@ class Simulation(TorchDispatchMode):
             self._has_blas_workspace = True
 
     def _work_out(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> _Outcome | None:
+        """Return an operator's outcome; None if its output is a view after all."""
         with self._ignored():
             output = func(*args, **kwargs)
         several = isinstance(output, list | tuple)

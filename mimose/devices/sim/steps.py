@@ -27,12 +27,12 @@ class StepLog:
         reads: The values that the program read during the step.
     """
 
-    def __init__(self, library: Any, times: array[float], reads: list[Any]) -> None:
+    def __init__(self, library: Any, clock: Clock, reads: list[Any]) -> None:
         self.closed = False
         self.reads = reads
         self._library = library
-        self._log = library.mimose_log_new()
-        self._times = times
+        self._log = log = library.mimose_log_new()
+        self._times: array[float] = clock.start_log(lambda: library.mimose_log_size(log))
         self._ends: list[tuple[int, int]] = [(0, 0)]
         self._finalizer = weakref.finalize(self, library.mimose_log_delete, self._log)
 
@@ -64,7 +64,8 @@ class StepLog:
         (start, first), (end, last) = self._ends[part], self._ends[part + 1]
         failed: int = self._library.mimose_log_replay(model, self._log, start, end)
         if failed >= 0:
-            return failed
+            clock.replay(self._times, first, last, failed)
+            return int(self._library.mimose_log_event(self._log, failed))
         clock.replay(self._times, first, last)
         return None
 
