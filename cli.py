@@ -600,7 +600,7 @@ def reproduce(
     ] = None,
     device: Annotated[
         str,
-        typer.Option("--device", help="sim:NAME, or cuda for what is not about time."),
+        typer.Option("--device", help="sim:NAME, the simulated GPU; the paper's is sim:v100."),
     ] = "sim:v100",
     quick: Annotated[
         bool, typer.Option("--quick", help="A few points of each curve, in a minute or two.")

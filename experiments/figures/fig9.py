@@ -76,26 +76,29 @@ ORDER_LENGTHS = (40, 60, 83, 100, 123, 141)
 """Lengths at which the order is looked at, whatever the stride."""
 
 READ_OFF_BYTES = 0.02 * FACTORS["GB"]
-"""How exactly the figure was read. Two curves are in another order if they are by more than that."""
+"""How exactly the figure was read: curves are in another order if they are by more than that."""
 
 QUICK_STRIDE = 100
 
 _NOTES = (
-    "Order: " + " < ".join(ORDER[:-1]) + f" <= {ORDER[-1]}, ties within 0.02 GB allowed, at lengths "
-    f"{', '.join(map(str, ORDER_LENGTHS))}.",
-    "The paper's last and last two lie higher than here by two hidden states (53 MiB at length 141): "
-    "reentrant checkpointing holds a recomputed block's output and its gradient during the block's "
-    "backward; the one used here does not. So here last ties with none, last two with first.",
+    f"Order: {' <= '.join(ORDER)}, ties within 0.02 GB allowed, and first two < first < none, "
+    f"at lengths {', '.join(map(str, ORDER_LENGTHS))}.",
+    "The paper's last and last two lie higher than here by two hidden states (53 MiB at length "
+    "141): reentrant checkpointing holds a recomputed block's output and its gradient during the "
+    "block's backward; the one used here does not. So here last ties with none, last two with "
+    "first.",
 )
 
 
 def lengths_of(stride: int = 1) -> list[int]:
     """Return each ``stride``-th of the figure's lengths, and those of :data:`ORDER_LENGTHS`."""
-    lengths = sorted({p.input_size for points in layer_selection().values() for p in points})
+    lengths = sorted({length for points in layer_selection().values() for length, _ in points})
     return sorted({*lengths[::stride], *ORDER_LENGTHS})
 
 
-def measure(device: Device, workload: Workload, plan: str, lengths: Iterable[int]) -> dict[int, int]:
+def measure(
+    device: Device, workload: Workload, plan: str, lengths: Iterable[int]
+) -> dict[int, int]:
     """Return the peak allocated bytes of a step under ``plan`` at each of ``lengths``."""
     lengths = list(lengths)
     peaks: dict[int, int] = {}

@@ -58,9 +58,7 @@ class Session:
         self.handle = handle
         # The paper's PyTorch 1.11 kept gradients between steps, zero_grad filling them with zeros,
         # and had no foreach optimizers.
-        config = RunConfig(
-            task=workload.name, planner=handle.planner.name, zero_grad="keep", foreach="off"
-        )
+        config = RunConfig(task=workload.name, zero_grad="keep", foreach="off")
         self._trainer = Trainer(workload, model, handle, config, memory)  # type: ignore[arg-type]
 
     def use(self, planner: str, **options: Any) -> None:

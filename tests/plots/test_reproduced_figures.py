@@ -20,9 +20,11 @@ def fig3_result():
 
 @pytest.fixture
 def fig9_result():
-    curves = paper.layer_selection()
-    measured = {c: {p.input_size: p.peak_bytes for p in points} for c, points in curves.items()}
-    return fig9.judge(measured, LABEL)
+    curves = {
+        curve: {length: round(mb * (1 << 20)) for length, mb in points}
+        for curve, points in paper.layer_selection().items()
+    }
+    return fig9.judge({reading.name: curves for reading in fig9.READINGS}, LABEL)
 
 
 def labels(figure: Figure) -> str:
@@ -58,5 +60,7 @@ def test_reproduced_figures_are_written_and_equal_rows_give_equal_files(
 
 
 def test_a_table_has_no_drawing(tmp_path):
-    result: Reproduction = stars.judge({("QA-Bert", "full"): 3 << 30}, LABEL)
+    result: Reproduction = stars.judge(
+        {("QA-Bert", stars.LOWER): stars.Star(3 << 30, (3 << 30,))}, LABEL
+    )
     assert plots.draw_reproduced(result, tmp_path) == []

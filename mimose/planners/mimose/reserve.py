@@ -137,8 +137,7 @@ class Reserve:
             # It did not fit: more than what was left is needed, by an unknown amount.
             self._learn(self.budget_bytes - need.bytes + self.budget_bytes // 100)
         elif grew and need.bytes >= _ABOUT * self._largest:
-            unneeded = max(0, before - self._largest) if self._largest else 0
-            self._learn(reserved - need.bytes - unneeded)
+            self._learn(reserved - need.bytes - self._unneeded(before, need))
         if need.segments is not None:
             anew = need.segments.beyond(self._cached)
             if self._run:
@@ -151,6 +150,16 @@ class Reserve:
         self._largest = max(self._largest, need.bytes)
         self._seen.add(record.size)
         self._run.add((record.size, need.segments))
+
+    def _unneeded(self, before: int, need: Need) -> int:
+        """Return the bytes that were cached before a step and of no use to it."""
+        if not self._largest:
+            return 0
+        unneeded = max(0, before - self._largest)
+        if need.segments is None:
+            return unneeded
+        used = need.segments.bytes - need.segments.beyond(self._cached).bytes
+        return max(unneeded, self._cached.bytes - used)
 
     def _is_novel(self, size: Size, predicted: int) -> bool:
         """Whether what is cached may be of no use to a step.

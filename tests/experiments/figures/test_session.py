@@ -8,6 +8,7 @@ import torch
 
 from mimose_bench.experiments.figures import clock, fig3, fig9, stars
 from mimose_bench.experiments.figures.session import opened, training
+from mimose_bench.experiments.figures.softmax import keep_softmax_input
 from mimose_bench.experiments.figures.workloads import MC_BERT, QA_BERT, TC_BERT, _bert
 
 NARROW = {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 256, "vocab_size": 99}
@@ -30,25 +31,45 @@ def test_unchecked_memory_grows_with_length_and_is_the_steps_own(device):
 
 
 def test_recomputing_the_last_encoder_saves_nothing(device):
-    plans = {
-        "none": "keep 0-3",
-        "first": "recompute 0",
-        "last": "recompute 3",
-        "first two": "recompute each 0-1",
-        "last two": "recompute each 2-3",
-    }
+    plans = {"none": "keep 0-3", "first": "recompute 0", "last": "recompute 3"}
     workload = narrow(MC_BERT, "BertForMultipleChoice")
-    measured = fig9.measure(device, [64], workload=workload, plans=plans)
-    assert fig9.in_order(measured, 64)
+    peaks = {name: fig9.measure(device, workload, plan, [64])[64] for name, plan in plans.items()}
+    assert peaks["first"] < peaks["none"] <= peaks["last"]
 
 
-def test_bounds_are_reserved_bytes_of_a_fresh_device():
+def test_the_least_limit_lets_a_run_finish_and_less_does_not():
     workload = narrow(TC_BERT, "BertForSequenceClassification")
-    found = {}
-    for planner in ("full", "baseline"):
-        with opened("cpu") as device:
-            found[planner] = stars.measure(device, workload, planner)
-    assert found["full"] < found["baseline"]
+    measurement = stars.Measurement(partial(opened, "cpu"), workload, "baseline")
+    lengths = [16, 64, 32, 64]
+    least = measurement.under_least_limit(lengths)
+    assert least <= measurement.reserved(lengths)
+    assert measurement.reserved(lengths, limit_bytes=least * 9 // 10) is None
+
+
+def test_the_old_softmax_keeps_its_input_and_changes_no_gradient(device):
+    torch.manual_seed(0)
+    model = _bert("BertForSequenceClassification", num_hidden_layers=2, **NARROW).eval()
+    tensors = TC_BERT.example_batch(16).tensors
+    device.adopt(model)
+    found = []
+    for _ in range(2):
+        before = device.allocated_bytes()
+        loss = model(**tensors).loss
+        kept = device.allocated_bytes() - before
+        loss.backward()
+        found.append((loss.item(), kept, model.bert.embeddings.word_embeddings.weight.grad.clone()))
+        del loss
+        model.zero_grad(set_to_none=False)
+        keep_softmax_input(model)
+    (loss, kept, gradient), (old_loss, old_kept, old_gradient) = found
+    assert loss == old_loss
+    assert torch.equal(gradient, old_gradient)
+    assert old_kept - kept == 2 * (32 * 16 * 16 * 4)
+
+
+def test_a_model_without_attention_has_no_softmax_to_change():
+    with pytest.raises(ValueError, match="Linear has no self-attention"):
+        keep_softmax_input(torch.nn.Linear(2, 2))
 
 
 def test_a_time_is_of_the_part_asked_for(device):

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 
 from mimose_bench.experiments.figures import clock, fig3, fig9, stars
+from mimose_bench.experiments.figures.result import FACTORS
 from mimose_bench.experiments.figures.session import opened
 from mimose_bench.experiments.figures.workloads import MC_ROBERTA, QA_BERT, TC_BERT
 from mimose_bench.experiments.paper import memory_bounds
@@ -17,7 +18,9 @@ def missed(result):
 
 
 @pytest.mark.parametrize(
-    ("workload", "length"), [(MC_ROBERTA, 60), (QA_BERT, 300), (TC_BERT, 100)], ids=str
+    ("workload", "length"),
+    [(MC_ROBERTA, 60), (QA_BERT, 300), (TC_BERT, 100)],
+    ids=["swag", "squad", "qqp"],
 )
 def test_unchecked_memory_at_one_length(workload, length):
     with simulated() as device:
@@ -26,19 +29,23 @@ def test_unchecked_memory_at_one_length(workload, length):
     assert result.passed, missed(result)
 
 
-def test_encoders_at_one_length():
-    with simulated() as device:
-        measured = fig9.measure(device, [83])
-    assert fig9.in_order(measured, 83)
-    for curve, peaks in measured.items():
-        (expected,) = (p.peak_bytes for p in fig9.layer_selection()[curve] if p.input_size == 83)
-        assert peaks[83] == pytest.approx(expected, rel=fig9.TOLERANCE), curve
+@pytest.mark.parametrize("reading", fig9.READINGS, ids=lambda reading: reading.unit)
+def test_encoders_at_one_length(reading):
+    curves = {}
+    for curve, plan in fig9.PLANS.items():
+        with simulated() as device:
+            curves[curve] = fig9.measure(device, reading.workload, plan, [83])
+        expected = dict(fig9.layer_selection()[curve])[83] * FACTORS[reading.unit]
+        assert curves[curve][83] == pytest.approx(expected, rel=reading.tolerance), curve
+    assert fig9.in_order(curves, 83)
 
 
-def test_the_lower_star_of_qa_bert():
-    with simulated() as device:
-        reserved = stars.measure(device, QA_BERT, "full")
-    assert reserved == pytest.approx(memory_bounds("QA-Bert")[0], rel=stars.TOLERANCE)
+@pytest.mark.parametrize("which", stars.PLANNERS)
+def test_the_stars_of_qa_bert(which):
+    measurement = stars.Measurement(simulated, QA_BERT, stars.PLANNERS[which])
+    star = measurement.star(which, stars.QUICK_RUNS, stars.QUICK_STEPS)
+    expected = dict(zip(stars.PLANNERS, memory_bounds("QA-Bert")))[which]
+    assert star.middle == pytest.approx(expected, rel=stars.TOLERANCE)
 
 
 def test_a_simulated_time_is_the_same_every_time():
