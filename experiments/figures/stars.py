@@ -44,7 +44,7 @@ PLANNERS: Mapping[str, str] = {LOWER: "full", UPPER: "baseline"}
 
 RUNS = 5
 STEPS = 200
-QUICK_RUNS, QUICK_STEPS = 1, 60
+QUICK_RUNS, QUICK_STEPS = 3, 100
 
 ALONE_SHARE = 0.9
 """Of what the longest batch reserves alone, more than this share is allocated: it does not fit."""

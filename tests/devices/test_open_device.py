@@ -8,7 +8,7 @@ from mimose.devices import device_for, open_device
 
 @pytest.mark.parametrize("name", ["tpu", "cpu:1", "cuda:x", "auto:0", ""])
 def test_unknown_name(name: str) -> None:
-    with pytest.raises(ValueError, match="choose one of auto, cuda, cpu"):
+    with pytest.raises(ValueError, match="choose one of auto, cuda, cuda:N, cpu"):
         open_device(name)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mimose.plan import Plan
+from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.storages import Packed
 from mimose.records import Situation, Size
+from mimose.solvers.packing import Segments
 
 
 def round_up(size: Size, step: int) -> Size:
@@ -28,6 +30,7 @@ class Entry:
         step_bytes: Predicted peak above the resident bytes that it was made for.
         packed: How its tensors lie in segments at that peak.
         ends: The same at the smallest and at the largest size that round up to ``size``.
+        segments: The segments that a step takes, by its exact size, as far as it was asked for.
     """
 
     plan: Plan
@@ -39,6 +42,20 @@ class Entry:
     step_bytes: int
     packed: Packed
     ends: tuple[int, int]
+    segments: dict[Size, Segments | None] = field(default_factory=dict)
+
+    def segments_at(self, size: Size, estimator: Estimator) -> Segments | None:
+        """Return the segments that a step of exactly this size takes; None if unknown.
+
+        What it leaves cached is of its own size, and of no use to a slightly larger step.
+        """
+        if size == self.size or self.packed.segments is None:
+            return self.packed.segments
+        if size not in self.segments:
+            packing = estimator.packing(size)
+            packed = None if packing is None else packing.pack(sorted(self.plan.recomputed))
+            self.segments[size] = None if packed is None else packed.segments
+        return self.segments[size]
 
     def holds(
         self, situation: Situation, margin: int, inflation: float, budget: int, slack: int

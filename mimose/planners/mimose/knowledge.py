@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from mimose.costs import grown_gradients
-from mimose.plan import Plan
 from mimose.planners.mimose.authors import WholeModel
 from mimose.planners.mimose.cache import Entry
 from mimose.planners.mimose.collector import PER_BLOCK, Row, Sample, SampleStore, to_row
 from mimose.planners.mimose.estimator import Estimator
 from mimose.records import ModelInfo, Size, StepRecord
-from mimose.solvers.packing import Segments
 
 _ENOUGH_SHAPES = 3
 _UNKNOWN_STATES_PER_GRADIENT = 2  # Adam's two moments.
@@ -46,7 +44,6 @@ class Knowledge:
         self._optimizer_peak = 0
         self._first_optimizer_peak: int | None = None
         self._estimators: dict[bool, Estimator] = {}
-        self._segments: dict[tuple[Size, Plan], Segments | None] = {}
 
     @property
     def has_samples(self) -> bool:
@@ -93,16 +90,7 @@ class Knowledge:
     def forget_fits(self) -> None:
         """Drop what was derived from the samples."""
         self._estimators.clear()
-        self._segments.clear()
         self.plans.clear()
-
-    def segments_at(self, size: Size, plan: Plan, estimator: Estimator) -> Segments | None:
-        """Return the segments that a step of exactly this size takes, from what is known by now."""
-        if (size, plan) not in self._segments:
-            packing = estimator.packing(size)
-            packed = None if packing is None else packing.pack(sorted(plan.recomputed))
-            self._segments[size, plan] = None if packed is None else packed.segments
-        return self._segments[size, plan]
 
     def estimator(self, grads_resident: bool, info: ModelInfo) -> Estimator:
         """Return the estimator for steps that begin in this gradient state."""

@@ -307,10 +307,7 @@ class Mimose(Bound):
         step_bytes = entry.step_bytes_at(size, self._cache_step)
         resident = situation.resident_bytes
         peak = resident + self._inflated(step_bytes)
-        # What the step leaves cached is of its own size: of no use to a slightly larger one.
-        held = entry.packed.segments
-        if held is not None and size != key:
-            held = known.segments_at(size, entry.plan, estimator)
+        held = entry.segments_at(size, estimator)
         need = Need(peak + entry.packed.waste_bytes, held, entry.packed.waste_bytes)
         self._pending = _Pending(entry.plan, step_bytes, need, exact_size=not below)
         # Only a plan that recomputes all it can may exceed the budget; the rounded-up size's peak
