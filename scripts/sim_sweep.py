@@ -1,7 +1,7 @@
 """Sweep QA-Bert at full size over budgets and planners on a simulated V100, in one process.
 
-Prints each run's time relative to the unlimited baseline and how long the simulations took, with
-sampled lengths and with expected ones. Usage: python scripts/sim_sweep.py [STEPS]
+Prints each run's time relative to the unlimited baseline, with sampled lengths and with expected
+ones, and how long the simulations took. Usage: python scripts/sim_sweep.py [STEPS]
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 
 import torch
 
+from mimose_bench.experiments.comparing import pair, time_ratio
 from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.reading import Run, load_run
 from mimose_bench.experiments.remembered import StepMemory
 from mimose_bench.experiments.run import run
 
@@ -23,14 +25,16 @@ BUDGETS = (4, 5, 6, 7, 8)
 PLANNERS = ("baseline", "full", "mimose")
 DEVICE = "sim:v100"
 
+Cell = tuple[str, int | None]
+REFERENCE: Cell = ("baseline", None)
 
-def sweep(lengths: str, steps: int | None, out: Path) -> dict[tuple[str, int | None], float | None]:
-    """Return each cell's mean step seconds without sheltered steps; None where it ended early."""
+
+def sweep(lengths: str, steps: int | None, out: Path) -> dict[Cell, Run]:
+    """Return every cell's run."""
     started = time.perf_counter()
     memory = StepMemory()
-    means: dict[tuple[str, int | None], float | None] = {}
-    cells = [("baseline", None)] + [(p, b) for b in BUDGETS for p in PLANNERS]
-    for planner, gib in cells:
+    runs: dict[Cell, Run] = {}
+    for planner, gib in [REFERENCE, *((p, b) for b in BUDGETS for p in PLANNERS)]:
         config = RunConfig(
             task="qa-bert",
             planner=planner,
@@ -42,38 +46,44 @@ def sweep(lengths: str, steps: int | None, out: Path) -> dict[tuple[str, int | N
             out=out,
         )
         result = run(config, quiet=True, memory=memory)
-        summary = result.info["summary"]
-        means[planner, gib] = None if result.exit_code else summary["mean_step_seconds"]
-        print(
-            f"{planner:9} {'none' if gib is None else f'{gib} GB':5} exit {result.exit_code}  "
-            f"steps {summary['num_steps']:4}  violations {summary['num_violations']}  "
-            f"peak allocated {summary['peak_allocated_bytes'] / GIB:.2f} GiB",
-            flush=True,
-        )
+        runs[planner, gib] = load_run(result.info["summary"]["run_dir"])
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
-        f"{lengths}: {len(cells)} runs in {seconds:.0f} s; {memory.num_taken} steps taken, "
-        f"{memory.num_replayed} replayed; process memory {peak:.0f} MiB\n"
+        f"{lengths}: {len(runs)} runs in {seconds:.0f} s; {memory.num_taken} steps taken and "
+        f"{memory.num_replayed} replayed, beside those that measure; process memory {peak:.0f} MiB"
     )
-    return means
+    return runs
+
+
+def relative(runs: dict[Cell, Run], cell: Cell, *, learning: bool) -> str:
+    """Return a cell's time relative to the reference, in words."""
+    if runs[cell].info["outcome"] != "done":
+        return "out of memory"
+    ratio = time_ratio(pair(runs[REFERENCE].steps, runs[cell].steps), learning=learning)
+    return "-" if ratio is None else f"{ratio.value:.3f}"
+
+
+def show(sampled: dict[Cell, Run], expected: dict[Cell, Run]) -> None:
+    """Print the table; reads the runs' steps."""
+    print(f"\ntime relative to the unlimited baseline, {sampled[REFERENCE].time_label}")
+    print(f"{'':16}{'sampled':>16}{'not sheltered':>16}{'expected':>16}{'violations':>12}")
+    for cell, done in sampled.items():
+        name = f"{cell[0]} {'none' if cell[1] is None else f'{cell[1]} GB'}"
+        figures = [
+            relative(sampled, cell, learning=True),
+            relative(sampled, cell, learning=False),
+            relative(expected, cell, learning=True),
+            str(done.summary["num_violations"]),
+        ]
+        print(f"{name:16}{figures[0]:>16}{figures[1]:>16}{figures[2]:>16}{figures[3]:>12}")
 
 
 def main() -> None:
     torch.set_num_threads(1)
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     with tempfile.TemporaryDirectory() as folder:
-        sampled = sweep("sampled", steps, Path(folder))
-        expected = sweep("expected", None, Path(folder))
-    print(f"time relative to baseline (simulated {DEVICE}), sheltered steps included if sampled")
-    for cell, seconds in sampled.items():
-        other = expected[cell]
-        if seconds is None or other is None:
-            print(f"{cell[0]:9} {cell[1]} GB: out of memory")
-            continue
-        first = seconds / sampled["baseline", None]
-        second = other / expected["baseline", None]
-        print(f"{cell[0]:9} {cell[1]} GB: sampled {first:.3f}, expected {second:.3f}")
+        show(sweep("sampled", steps, Path(folder)), sweep("expected", None, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from mimose_bench.experiments.figures import clock, fig3, fig9, stars
 from mimose_bench.experiments.figures.result import FACTORS
 from mimose_bench.experiments.figures.session import opened
-from mimose_bench.experiments.figures.workloads import MC_ROBERTA, QA_BERT, TC_BERT
+from mimose_bench.experiments.figures.workloads import QA_BERT
 from mimose_bench.experiments.paper import memory_bounds
 
 simulated = partial(opened, "sim:v100")
@@ -17,14 +17,11 @@ def missed(result):
     return [(c.name, c.value) for c in result.criteria if not c.passed]
 
 
-@pytest.mark.parametrize(
-    ("workload", "length"),
-    [(MC_ROBERTA, 60), (QA_BERT, 300), (TC_BERT, 100)],
-    ids=["swag", "squad", "qqp"],
-)
-def test_unchecked_memory_at_one_length(workload, length):
+@pytest.mark.parametrize("workload", fig3.WORKLOADS, ids=lambda workload: workload.dataset)
+def test_unchecked_memory_at_a_few_lengths(workload):
+    lengths = fig3.lengths_of(workload.dataset)
     with simulated() as device:
-        peaks = fig3.measure(device, workload, [length])
+        peaks = fig3.measure(device, workload, lengths[:: len(lengths) // 4])
     result = fig3.judge({workload.dataset: peaks}, "simulated v100-32gb")
     assert result.passed, missed(result)
 
