@@ -57,3 +57,14 @@ def test_make_targets_in_the_documents_exist():
 
 def test_the_readme_names_the_test_command():
     assert re.search(r"^    make test$", (ROOT / "README.md").read_text(), flags=re.M)
+
+
+def test_the_example_of_a_simulated_model_runs(capsys):
+    (example,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/simulation.md").read_text(), flags=re.M | re.S
+    )
+    exec(compile(example, "docs/simulation.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 20
+    assert any(" keep 0-11 " in line for line in lines)
+    assert any("recompute 0 | keep 1-11" in line for line in lines)
