@@ -1,17 +1,14 @@
 """Runs operators on meta tensors as a GPU would: memory counted, time charged, results remembered.
 
-PyTorch works out an operator's output shapes on meta mostly in Python, at a quarter of a
-millisecond each. The outcome depends on the inputs' shapes, strides and types alone, so that it is
-remembered by them; the second time the outputs are allocated directly. Whatever an operator
-allocates while its outcome is worked out counts nowhere: those are no real kernel's temporaries.
-Both ways end in the same allocations in the same order, so that cold and remembered runs agree.
+Whatever an operator allocates while its outcome is worked out counts nowhere
+(:mod:`mimose.devices.sim.outcomes`): those are no real kernel's temporaries. Worked out or
+remembered, it ends in the same allocations in the same order, so that cold and remembered runs agree.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,50 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimose.devices.sim import values
 from mimose.devices.sim.clock import Clock
-from mimose.devices.sim.costs import kernel_seconds, spanned_bytes, tensors
+from mimose.devices.sim.costs import spanned_bytes, tensors
 from mimose.devices.sim.gpus import Gpu
-from mimose.devices.sim.workspaces import blas_workspace_bytes, scratch_bytes, uses_blas
+from mimose.devices.sim.outcomes import TENSORS, Outcome, sign, work_out
+from mimose.devices.sim.workspaces import blas_workspace_bytes
 
 aten = torch.ops.aten
-
-_INTEGRAL = values.INTEGRAL
-_BLAS = -1  # instead of scratch bytes: the workspace that all of cuBLAS's kernels share
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fresh:
-    """An output with memory of its own."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """An output that is an argument: the place of a tensor among the flattened ones."""
-
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What an operator does for inputs of one signature.
-
-    Attributes:
-        outputs: A description for each output, other values as they are.
-        kind: ``None`` for a single output, else the type of their container.
-        seconds: Time of its kernel.
-        scratch_bytes: Memory that the kernel takes while it runs.
-        integral: Whether an output's values may be worth carrying along.
-    """
-
-    outputs: tuple[Any, ...]
-    kind: type | None
-    seconds: float
-    scratch_bytes: int
-    integral: bool
 
 
 class Simulation(TorchDispatchMode):
@@ -102,7 +61,7 @@ class Simulation(TorchDispatchMode):
         self._ignored = ignored
         self._workspace = workspace
         self._keep = keep
-        self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
+        self._outcomes: dict[tuple[Any, ...], Outcome] = {}
         self._handlers: dict[Any, Callable[..., Any]] = {}
         self._scratch = scratch
         self._has_blas_workspace = False
@@ -141,18 +100,23 @@ class Simulation(TorchDispatchMode):
 
     def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
         output = func(*args, **kwargs)
-        if args and type(args[0]) in _TENSORS and args[0].dtype in _INTEGRAL and args[0].is_meta:
+        if (
+            args
+            and type(args[0]) in TENSORS
+            and args[0].dtype in values.INTEGRAL
+            and args[0].is_meta
+        ):
             values.carry(func, args, kwargs, output)
         return output
 
     def _operate(self, func: Any, args: Any, kwargs: Any) -> Any:
         key: list[Any] = [func]
         given: list[torch.Tensor] = []
-        _sign(args, key, given)
+        sign(args, key, given)
         if kwargs:
             for name, value in kwargs.items():
                 key.append(name)
-                _sign((value,), key, given)
+                sign((value,), key, given)
         if not given:
             return self._create(func, args, kwargs)
         if not given[0].is_meta and not any(t.is_meta for t in given):
@@ -160,7 +124,8 @@ class Simulation(TorchDispatchMode):
         signature = tuple(key)
         outcome = self._outcomes.get(signature)
         if outcome is None:
-            outcome = self._work_out(func, args, kwargs, given)
+            with self._ignored():
+                outcome = work_out(self._gpu, func, args, kwargs, given)
             if outcome is None:
                 return func(*args, **kwargs)
             self._outcomes[signature] = outcome
@@ -168,20 +133,11 @@ class Simulation(TorchDispatchMode):
         else:
             self.num_known += 1
         self._clock.launch(self._launch_seconds, outcome.seconds)
-        if outcome.kind is None:
-            described = outcome.outputs[0]
-            if type(described) is _Fresh:
-                result: Any = torch.empty_strided(
-                    described.shape, described.stride, dtype=described.dtype, device="meta"
-                )
-            else:
-                result = given[described.place] if type(described) is _Given else described
-        else:
-            result = outcome.kind(_made(each, given) for each in outcome.outputs)
-        if outcome.scratch_bytes:
-            if outcome.scratch_bytes == _BLAS:
+        result = outcome.made(given)
+        if self._scratch:
+            if outcome.uses_blas:
                 self._take_blas_workspace()
-            else:
+            elif outcome.scratch_bytes:
                 self._workspace(outcome.scratch_bytes)
         if outcome.integral:
             values.carry(func, args, kwargs, result)
@@ -194,7 +150,7 @@ class Simulation(TorchDispatchMode):
         if filled and isinstance(output, torch.Tensor) and output.is_meta:
             seconds = spanned_bytes(output) / self._gpu.attained_bandwidth
             self._clock.launch(self._launch_seconds, seconds + self._gpu.kernel_seconds)
-            if output.dtype in _INTEGRAL and output.numel() <= values.MOST_ELEMENTS:
+            if output.dtype in values.INTEGRAL and output.numel() <= values.MOST_ELEMENTS:
                 values.carry(func, args, kwargs, output)
         return output
 
@@ -292,75 +248,17 @@ class Simulation(TorchDispatchMode):
         if wait:
             self._clock.synchronize()
 
-    # -- working an outcome out
+    # -- workspaces
 
     def _take_blas_workspace(self) -> None:
         if not self._has_blas_workspace:
             self._keep(blas_workspace_bytes(self._gpu))
             self._has_blas_workspace = True
 
-    def _work_out(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> _Outcome | None:
-        """Return an operator's outcome; None if its output is a view after all."""
-        with self._ignored():
-            output = func(*args, **kwargs)
-        several = isinstance(output, list | tuple)
-        outputs = list(output) if several else [output]
-        storages = {t.untyped_storage()._cdata for t in given}
-        described = []
-        for each in outputs:
-            if not isinstance(each, torch.Tensor):
-                if isinstance(each, list | tuple):
-                    return None
-                described.append(each)
-                continue
-            place = next((i for i, t in enumerate(given) if t is each), None)
-            if place is not None:
-                described.append(_Given(place))
-            elif each.untyped_storage()._cdata in storages or not each.is_meta:
-                return None
-            else:
-                described.append(_Fresh(tuple(each.shape), each.stride(), each.dtype))
-        scratch = _BLAS if uses_blas(func) else scratch_bytes(func, args)
-        return _Outcome(
-            tuple(described),
-            type(output) if several else None,
-            kernel_seconds(self._gpu, func, args, kwargs, output),
-            scratch if self._scratch else 0,
-            any(t.dtype in _INTEGRAL for t in tensors(outputs)),
-        )
-
 
 def _value_of_argument(argument: Any) -> Any:
     """Return a tensor's values, and anything else as it is."""
     return values.value_of(argument) if isinstance(argument, torch.Tensor) else argument
-
-
-def _made(described: Any, given: list[torch.Tensor]) -> Any:
-    if type(described) is _Fresh:
-        return torch.empty_strided(
-            described.shape, described.stride, dtype=described.dtype, device="meta"
-        )
-    return given[described.place] if type(described) is _Given else described
-
-
-def _sign(arguments: Any, key: list[Any], given: list[torch.Tensor]) -> None:
-    """Append to ``key`` what an outcome depends on, and to ``given`` the tensors."""
-    for argument in arguments:
-        kind = type(argument)
-        if kind in _TENSORS:
-            key += (argument.shape, argument.stride(), argument.dtype)
-            given.append(argument)
-        elif kind is list or kind is tuple:
-            key.append(len(argument))
-            _sign(argument, key, given)
-        elif kind is float:
-            # Shapes do not depend on it, and an optimizer's change with every step.
-            key.append(float)
-        elif isinstance(argument, torch.Tensor):
-            key += (argument.shape, argument.stride(), argument.dtype)
-            given.append(argument)
-        else:
-            key.append(argument)
 
 
 def _dense_strides(tensor: torch.Tensor) -> Iterator[int] | tuple[int, ...]:
