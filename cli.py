@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mimose.units import BYTES_HELP, format_bytes, parse_bytes
+from mimose.units import BYTES_HELP, parse_bytes
 
 # Commands import what they call: torch and pandas take seconds, --help must not.
 
@@ -289,7 +289,9 @@ def plan(
     bounds: Annotated[
         bool,
         typer.Option(
-            "--bounds", help="Measure the least and the most memory of the longest batch instead."
+            "--bounds",
+            help="Instead measure the least and the most memory of a batch of each of --lengths "
+            "(by default the longest), by itself.",
         ),
     ] = False,
     task: Task = "qa-bert",
@@ -318,26 +320,26 @@ def plan(
 ) -> None:
     """Print the plans a planner makes for given lengths; trains and records nothing."""
     config = _config(locals())
-    asked = [] if bounds else _lengths(padded)
+    asked = _lengths(padded) if padded or not bounds else []
     from dataclasses import asdict
 
     from mimose_bench.experiments import tables
-    from mimose_bench.experiments.bounds import measure_bounds
+    from mimose_bench.experiments.bounds import describe_bounds, measure_bounds
     from mimose_bench.experiments.planning import describe, plan_sizes
     from mimose_bench.experiments.run import opened, task_of
 
     if bounds:
-        with opened(config) as opened_device:
-            found = measure_bounds(config, task_of(config), opened_device)
+        found = []
+        for length in asked or [None]:
+            with opened(config) as opened_device:
+                work = task_of(config)
+                samples, longest, *rest = work.longest()
+                size = (config.batch_size or samples, length or longest, *rest)
+                found.append(measure_bounds(config, work, opened_device, size))
         if json:
-            _print_json({"bounds": asdict(found)})
+            _print_json({"bounds": [asdict(each) for each in found]})
             return
-        upper = (
-            "the device ran out" if found.upper_bytes is None else format_bytes(found.upper_bytes)
-        )
-        print(f"batch of {found.size[0]}, length {found.size[1]}, {found.device_label}")
-        print(f"every block recomputed  {format_bytes(found.lower_bytes)}")
-        print(f"none recomputed         {upper}")
+        print(describe_bounds(found, config.budget))
         return
     answers, facts = plan_sizes(config, asked)
     if json:

@@ -6,14 +6,18 @@ the paper marks them with stars.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from mimose.devices.base import Device
 from mimose.handle import attach
+from mimose.records import Size
+from mimose.units import format_bytes
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.loop import Trainer
+from mimose_bench.experiments.tables import table
 from mimose_bench.experiments.tasks.base import Task
 
 
@@ -40,19 +44,27 @@ class Bounds:
         return int(self.lower_bytes + share * (self.upper_bytes - self.lower_bytes))
 
 
-def measure_bounds(config: RunConfig, task: Task, device: Device) -> Bounds:
+def measure_bounds(
+    config: RunConfig, task: Task, device: Device, size: Size | None = None
+) -> Bounds:
     """Measure both bounds with three training steps each on a model of its own.
 
     The second step is the first with optimizer state; the third the first with resident gradients
     under ``--zero-grad keep`` and optimizer state together.
 
+    Args:
+        config: The run.
+        task: Its task.
+        device: Where to measure.
+        size: The batch; by default the longest.
+
     Raises:
         torch.OutOfMemoryError: If the device runs out even with every block recomputed.
     """
+    size = size or task.longest()
     torch.manual_seed(config.seed)
     model = device.build(task.build_model)
     device.adopt(model)
-    size = task.longest()
     peaks: dict[str, int | None] = {}
     for planner in ("full", "baseline"):
         device.release_cache()
@@ -70,3 +82,35 @@ def measure_bounds(config: RunConfig, task: Task, device: Device) -> Bounds:
         del trainer
     assert peaks["full"] is not None
     return Bounds(peaks["full"], peaks["baseline"], size, device.label)
+
+
+def describe_bounds(found: Sequence[Bounds], budget_bytes: int | None) -> str:
+    """Return measured bounds as a table and what it leaves out, for the screen."""
+    headers = ["batch", "length", "every block recomputed", "none recomputed"]
+    if budget_bytes is not None:
+        headers.append(f"at {format_bytes(budget_bytes)}")
+    rows = []
+    for each in found:
+        upper = each.upper_bytes
+        row = [
+            str(each.size[0]),
+            str(each.size[1]),
+            format_bytes(each.lower_bytes, up=True),
+            "more than the device has" if upper is None else format_bytes(upper, up=True),
+        ]
+        if budget_bytes is not None:
+            row.append(_verdict(each, budget_bytes))
+        rows.append(row)
+    return (
+        f"{table(headers, rows)}\n\npeak reserved, {found[0].device_label}, over steps at one "
+        "length by itself. Batches of many lengths leave memory cached that the next cannot use: a "
+        "budget for them needs room on top, or a planner that hands memory back."
+    )
+
+
+def _verdict(bounds: Bounds, budget_bytes: int) -> str:
+    if bounds.lower_bytes > budget_bytes:
+        return "does not fit"
+    if bounds.upper_bytes is None or bounds.upper_bytes > budget_bytes:
+        return "fits with recomputation"
+    return "fits as it is"

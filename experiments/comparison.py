@@ -53,7 +53,7 @@ def bounds(arguments: Sequence[str]) -> tuple[int, int]:
     if code != 0:
         last = errors.strip().splitlines()[-1:] or [f"exit code {code}"]
         raise CellError(f"measuring the bounds failed: {last[0]}")
-    found = json.loads(output)["bounds"]
+    found = json.loads(output)["bounds"][0]
     if found["upper_bytes"] is None:
         raise CellError("the device has too little memory for the baseline at the longest batch")
     return int(found["lower_bytes"]), int(found["upper_bytes"])

@@ -213,7 +213,8 @@ class Trainer:
     def least_budget(self, batch: Batch, *, in_optimizer: bool = False) -> int | None:
         """Measure, with the limit lifted, the budget that ``batch`` needs fully recomputed.
 
-        For the end of a run only: it takes a training step.
+        For the end of a run only: it takes a training step, and a second one if the first had to
+        make the optimizer's state, which every later one finds there.
 
         Args:
             batch: The batch.
@@ -231,8 +232,11 @@ class Trainer:
             self.optimizer.state.clear()
         self.optimizer.zero_grad(set_to_none=self.config.zero_grad == "free")
         handle.device.release_cache()
-        try:
-            record, _ = self.train(batch, handle.device.put(batch.tensors))
-        except torch.OutOfMemoryError:
-            return None
-        return record.peak_reserved_bytes if record is not None else None
+        peaks = []
+        for _ in range(1 if self.optimizer.state else 2):
+            try:
+                record, _ = self.train(batch, handle.device.put(batch.tensors))
+            except torch.OutOfMemoryError:
+                return None
+            peaks.append(0 if record is None else record.peak_reserved_bytes or 0)
+        return max(peaks) or None

@@ -99,8 +99,8 @@ def _teach(task: Task, trainer: Trainer, device: Device) -> None:
                 raise torch.OutOfMemoryError(failure)
             raise Infeasible(
                 f"a batch of {batch.size[0]} of length {batch.size[1]} ran out of memory while it "
-                f"was to be measured; with every block recomputed it needs {format_bytes(least)}: "
-                "give a larger budget",
+                "was to be measured; with every block recomputed it needs "
+                f"{format_bytes(least, up=True)}: give a larger budget",
                 least,
             )
         if record is not None and record.phase in ("static", "responsive"):
@@ -119,6 +119,6 @@ def _ask(handle: Handle, size: tuple[int, ...]) -> Planned:
 def describe(planned: Planned) -> str:
     """Return an answer as a sentence for the screen."""
     if planned.plan is None:
-        least = format_bytes(planned.least_budget_bytes or 0)
+        least = format_bytes(planned.least_budget_bytes or 0, up=True)
         return f"does not fit: the least budget is {least}"
     return planned.plan

@@ -14,9 +14,11 @@ import torch
 
 from mimose.devices import open_device
 from mimose.devices.base import Device
+from mimose.devices.sim.device import SimDevice
 from mimose.handle import Handle, attach
 from mimose.plan import Plan
 from mimose.planners import make_planner
+from mimose.records import Size
 from mimose.units import format_bytes
 from mimose_bench.experiments import environment
 from mimose_bench.experiments.clock import clock_of, device_name
@@ -66,6 +68,8 @@ def opened(config: RunConfig) -> Iterator[Device]:
         torch.set_num_threads(config.threads)
     device = open_device(config.device, reset_peaks=True)
     try:
+        if isinstance(device, SimDevice):
+            device.refuse_beyond(config.budget)
         yield device
     finally:
         device.close()
@@ -209,7 +213,7 @@ def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str]
     """Return the run's outcome should it end here, and the sentence that says why."""
     where = f"step {step.number} (batch of {step.batch.size[0]}, length {step.batch.size[1]})"
     if step.least_budget_bytes is not None:
-        least = format_bytes(step.least_budget_bytes)
+        least = format_bytes(step.least_budget_bytes, up=True)
         return "infeasible", f"{where} does not fit: {step.error}; the least budget is {least}"
     text = f"{where} ran out of memory under planner {config.planner}"
     if step.in_optimizer:
@@ -221,7 +225,18 @@ def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str]
         return "oom", f"{text}: {step.error}"
     return "oom", (
         f"{text}; with every block recomputed this batch needs a budget of "
-        f"{format_bytes(least_bytes)} ({least_bytes} bytes)"
+        f"{format_bytes(least_bytes, up=True)} ({least_bytes} bytes)"
+        + _longer(trainer.task.longest(), step.batch.size)
+    )
+
+
+def _longer(longest: Size, size: Size) -> str:
+    """Return what to add where other batches need more than the one that failed."""
+    if size >= longest:
+        return ""
+    return (
+        f", and longer ones more: 'mimose-bench plan --bounds' measures length {longest[1]}, "
+        "and batches of many lengths leave memory cached that the next cannot use"
     )
 
 

@@ -97,6 +97,10 @@ def attach(
             f"a budget of {format_bytes(budget_bytes)} is less than the model's parameters take "
             f"({format_bytes(parameters)}): give a larger budget or use a smaller model"
         )
+    if isinstance(device, str):
+        raise ValueError(
+            f"device is one that is open, not its name: mimose.devices.open_device({device!r})"
+        )
     owned = device is None
     if device is None:
         if _attached and next(model.parameters()).device.type == "cpu":

@@ -50,14 +50,20 @@ def parse_bytes(text: str | int) -> int:
     return value
 
 
-def format_bytes(value: float) -> str:
-    """Return ``value`` bytes as short text, for example ``"5.86 GiB"``."""
+def format_bytes(value: float, *, up: bool = False) -> str:
+    """Return ``value`` bytes as short text, for example ``"5.86 GiB"``.
+
+    Args:
+        value: Bytes.
+        up: Round up, so that the text names enough when given back as a budget.
+    """
     sign = "-" if value < 0 else ""
     size = abs(value)
     for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         # What would print as 1024.00 of the next smaller unit is 1.00 of this one.
         if size >= factor * (1 - 0.005 / 1024):
-            return f"{sign}{size / factor:.2f} {unit}"
+            shown = math.ceil(100 * size / factor) / 100 if up else size / factor
+            return f"{sign}{shown:.2f} {unit}"
     return f"{sign}{size:.0f} B"
 
 

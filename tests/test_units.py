@@ -97,3 +97,8 @@ def test_prints_seconds(value: float, text: str) -> None:
 def test_no_time_prints_more_than_its_unit_holds(value: float) -> None:
     number = format_seconds(value).split()[0]
     assert float(number) < 1000 or value > 3600
+
+
+@given(st.integers(1, 1 << 50))
+def test_rounded_up_text_names_enough(value):
+    assert parse_bytes(format_bytes(value, up=True)) >= value

@@ -71,7 +71,10 @@ def device_for(module: torch.nn.Module) -> Device:
     if place.type == "cuda":
         return open_device(f"cuda:{place.index or 0}")
     if place.type != "cpu":
-        raise ValueError(f"the model is on {place}: move it to cuda or cpu")
+        raise ValueError(
+            f"the model is on {place}: move it to cuda or cpu, or simulate it with "
+            "device=open_device('sim:NAME') (docs/simulation.md, 'Your own model')"
+        )
     from mimose.devices.cpu import CpuDevice
 
     device = CpuDevice()

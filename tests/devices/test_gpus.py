@@ -191,3 +191,15 @@ def test_names_are_listed_without_torch():
     script = "import sys, mimose.devices.sim.gpus; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_changed_copy_needs_a_name_of_its_own(tmp_path):
+    path = tmp_path / "mine.json"
+    gpus.save(load_gpu("v100"), path)
+    assert load_gpu(path) == load_gpu("v100")
+    changed = dataclasses.replace(load_gpu("v100"), launch_seconds=1e-6)
+    gpus.save(changed, path)
+    with pytest.raises(ValueError, match="give it a name of its own"):
+        load_gpu(path)
+    gpus.save(dataclasses.replace(changed, name="mine", clock_error=None), path)
+    assert load_gpu(path).name == "mine"

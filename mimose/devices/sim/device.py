@@ -82,13 +82,21 @@ class SimDevice(ModelledDevice):
         Raises:
             ValueError: If the GPU has less, or if more is reserved already.
         """
+        self.refuse_beyond(budget_bytes)
+        super().enforce(self.capacity_bytes if budget_bytes is None else budget_bytes)
+
+    def refuse_beyond(self, budget_bytes: int | None) -> None:
+        """Refuse a budget that the GPU cannot give.
+
+        Raises:
+            ValueError: If it is more than the GPU has.
+        """
         if budget_bytes is not None and budget_bytes > self.capacity_bytes:
             raise ValueError(
                 f"a budget of {format_bytes(budget_bytes)} is more than the "
                 f"{format_bytes(self.capacity_bytes)} that {self.gpu.title} has for PyTorch: give "
                 "a smaller budget or simulate a larger GPU"
             )
-        super().enforce(self.capacity_bytes if budget_bytes is None else budget_bytes)
 
     # -- time
 

@@ -195,11 +195,18 @@ def load_gpu(name_or_path: str | Path) -> Gpu:
     if isinstance(name_or_path, Path) or path.suffix == ".json" or len(path.parts) > 1:
         data = _read(path)
         try:
-            return from_json(data)
+            gpu = from_json(data)
         except ValueError as error:
             raise ValueError(
                 f"{path} does not describe a GPU ({error}): write one with mimose-bench calibrate"
             ) from error
+        if gpu.name in GPUS and gpu != load_gpu(gpu.name):
+            # Its figures would carry another GPU's label, and its clock another clock's record.
+            raise ValueError(
+                f"{path} has other figures than {gpu.name} and yet its name: give it a name of "
+                "its own, a calibration that says where its rates come from, and clock_error null"
+            )
+        return gpu
     near = difflib.get_close_matches(text.lower(), [*GPUS, *ALIASES], n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(GPUS)}"
     raise ValueError(f"there is no simulated GPU called {text!r}: {hint}")

@@ -2,7 +2,7 @@
 
 Whatever an operator allocates while its outcome is worked out counts nowhere
 (:mod:`mimose.devices.sim.outcomes`): those are no real kernel's temporaries. Worked out or
-remembered, it ends in the same allocations in the same order, so that cold and remembered runs agree.
+remembered, it ends in the same allocations in the same order: cold and remembered runs agree.
 """
 
 from __future__ import annotations

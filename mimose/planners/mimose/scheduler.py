@@ -95,8 +95,8 @@ def check_feasible(size: Size, peak_bytes: int, lost_bytes: int, budget_bytes: i
         return
     least = peak_bytes + lost_bytes
     raise Infeasible(
-        f"a mini-batch of size {' x '.join(map(str, size))} needs {format_bytes(least)} even with "
-        f"every block recomputed, and the budget is {format_bytes(budget_bytes)}: "
+        f"a mini-batch of size {' x '.join(map(str, size))} needs {format_bytes(least, up=True)} "
+        f"even with every block recomputed, and the budget is {format_bytes(budget_bytes)}: "
         "give a larger budget or a smaller batch",
         least,
     )

@@ -155,8 +155,7 @@ def test_out_of_memory_is_pytorchs_own_error_and_leaves_the_device_usable(device
         torch.empty(65 * MIB, dtype=torch.uint8, device="meta")
     x = torch.empty(8 * MIB, device="meta")  # 32 MiB
     with pytest.raises(torch.OutOfMemoryError):
-        torch.nn.functional.gelu(x)
-        torch.nn.functional.gelu(x) + torch.nn.functional.gelu(x)
+        torch.nn.functional.gelu(x) + x
     assert device.allocated_bytes() == 32 * MIB
     assert torch.nn.functional.gelu(x).shape == x.shape
 
