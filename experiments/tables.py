@@ -9,9 +9,12 @@ import pandas as pd
 
 from mimose.units import format_bytes, format_seconds
 from mimose_bench.experiments.reading import Run
+from mimose_bench.experiments.summary import is_expected
 
 MISSING = "-"
 SIMULATED = "simulated"
+
+_FINISHED = ("ok", "retried")
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -42,19 +45,19 @@ def show(run: Run, num_steps: int) -> str:
         ("data", _data(info.get("data"))),
         ("device", run.time_label),
         ("budget", size(run.budget_bytes, "none")),
-        ("steps", _counts(summary)),
+        ("steps", _counts(run)),
         ("peak allocated", size(summary["peak_allocated_bytes"])),
         ("peak reserved", size(summary["peak_reserved_bytes"], summary.get("note") or MISSING)),
         ("fragmentation", size(summary["fragmentation_bytes"])),
         ("budget use", percent(summary["budget_use"])),
-        ("step time", _step_time(summary)),
-        ("recomputed", f"{number(summary['mean_recomputed_blocks'], '.1f')} blocks a step"),
+        ("step time", _step_time(run)),
+        ("recomputed", _said(number(summary["mean_recomputed_blocks"], ".1f"), "blocks a step")),
         ("plans made", number(summary["num_plans_made"], "d")),
-        ("estimator", f"{seconds(summary['median_estimator_seconds'])} median"),
-        ("scheduler", f"{seconds(summary['median_scheduler_seconds'])} median"),
+        ("estimator", _said(seconds(summary["median_estimator_seconds"]), "median")),
+        ("scheduler", _said(seconds(summary["median_scheduler_seconds"]), "median")),
         (
             "planning",
-            f"{seconds(summary.get('mean_planning_seconds'))} of a step's time on average",
+            _said(seconds(summary.get("mean_planning_seconds")), "of a step's time on average"),
         ),
         ("collector", f"{seconds(summary['total_collector_seconds'])} in all"),
         ("final loss", _loss(info, summary)),
@@ -65,8 +68,20 @@ def show(run: Run, num_steps: int) -> str:
 
 
 def steps(run: Run, count: int) -> str:
-    """Return the last ``count`` steps of a run."""
-    columns = ("step", "phase", "length", "recomputed", "peak allocated", "predicted", "step time")
+    """Return the last ``count`` steps of a run, over expected lengths with their weights."""
+    weighted = is_expected(run.steps)
+    columns = (
+        "step",
+        "phase",
+        "length",
+        *(["weight"] if weighted else []),
+        "recomputed",
+        "peak allocated",
+        "predicted",
+        "step time",
+        "loss",
+        "outcome",
+    )
     rows = []
     for row in run.steps.tail(count).to_dict("records"):
         length = row["sequence_length"]
@@ -75,6 +90,7 @@ def steps(run: Run, count: int) -> str:
                 number(row["step"], "d"),
                 text_or_dash(row["phase"]),
                 number(row["input_size"] if absent(length) else length, "d"),
+                *([number(row["weight"], ".4f")] if weighted else []),
                 number(row["num_recomputed"], "d"),
                 size(row["peak_allocated_bytes"]),
                 size(row["predicted_peak_bytes"]),
@@ -83,14 +99,14 @@ def steps(run: Run, count: int) -> str:
                 text_or_dash(row["outcome"]),
             )
         )
-    return table((*columns, "loss", "outcome"), rows)
+    return table(columns, rows)
 
 
 def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of :func:`mimose_bench.experiments.comparing.compare`'s rows.
 
     Where time is simulated, a column leaves planning out, and a line says how far the clock is
-    known to be off.
+    known to be off. Over expected lengths columns without any figure are left out.
     """
     clocks = dict.fromkeys(
         row["time_label"] for row in rows if row["time_label"].startswith(SIMULATED)
@@ -111,28 +127,29 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
         "loss difference",
         "outcome",
     )
-    text = table(
-        headers,
-        [
-            (
-                row["planner"],
-                size(row["budget_bytes"], "none"),
-                row["device_label"],
-                number(row["num_pairs"], "d"),
-                number(row["time_ratio"], ".3f"),
-                _interval(row["time_ratio_low"], row["time_ratio_high"]),
-                number(row["time_ratio_responsive"], ".3f"),
-                *([number(row["time_ratio_without_planning"], ".3f")] if clocks else []),
-                size(row["peak_allocated_bytes"]),
-                size(row["peak_reserved_bytes"]),
-                percent(row["budget_use"]),
-                number(row["num_violations"], "d"),
-                number(row["max_loss_difference"], ".2g"),
-                _ending(row),
-            )
-            for row in rows
-        ],
-    )
+    body = [
+        (
+            row["planner"],
+            size(row["budget_bytes"], "none"),
+            row["device_label"],
+            number(row["num_pairs"], "d"),
+            number(row["time_ratio"], ".3f"),
+            _interval(row["time_ratio_low"], row["time_ratio_high"]),
+            number(row["time_ratio_responsive"], ".3f"),
+            *([number(row["time_ratio_without_planning"], ".3f")] if clocks else []),
+            size(row["peak_allocated_bytes"]),
+            size(row["peak_reserved_bytes"]),
+            percent(row["budget_use"]),
+            number(row["num_violations"], "d"),
+            number(row["max_loss_difference"], ".2g"),
+            _ending(row),
+        )
+        for row in rows
+    ]
+    kept = range(len(headers))
+    if rows and all(row.get("lengths") == "expected" for row in rows):
+        kept = [i for i in kept if any(cells[i] != MISSING for cells in body)]
+    text = table([headers[i] for i in kept], [[cells[i] for i in kept] for cells in body])
     return "\n".join([text, *(f"times: {label}" for label in clocks)])
 
 
@@ -176,11 +193,22 @@ def _interval(low: Any, high: Any) -> str:
     return MISSING if absent(low) else f"{low:.3f} to {high:.3f}"
 
 
-def _step_time(summary: Mapping[str, Any]) -> str:
-    text = f"{seconds(summary['median_step_seconds'])} median"
-    if summary.get("lengths") != "expected":
+def _said(value: str, what: str) -> str:
+    """Return ``value`` and what it is; the dash alone where there is none."""
+    return value if value == MISSING else f"{value} {what}"
+
+
+def _step_time(run: Run) -> str:
+    summary = run.summary
+    text = _said(seconds(summary["median_step_seconds"]), "median")
+    if text == MISSING or summary.get("lengths") != "expected":
         return text
-    return f"{seconds(summary['mean_step_seconds'])} expected over an epoch's lengths, {text}"
+    done = run.steps["outcome"].isin(_FINISHED)
+    share = run.steps["weight"][done].sum()
+    over = "an epoch's lengths"
+    if share < 1 - 1e-6:
+        over = f"the lengths that finished ({percent(share)} of an epoch)"
+    return f"{seconds(summary['mean_step_seconds'])} expected over {over}, {text}"
 
 
 def _loss(info: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -196,9 +224,18 @@ def _outcome(info: Mapping[str, Any]) -> str:
     return f"{info['outcome']}: {error}" if error else str(info["outcome"])
 
 
-def _counts(summary: Mapping[str, Any]) -> str:
+def _counts(run: Run) -> str:
+    summary = run.summary
+    weighed = run.steps["weight"] > 0
+
+    def count(outcome: str, name: str) -> str:
+        text = f"{summary[f'num_{outcome}']} {name}"
+        if not summary[f"num_{outcome}"] or not is_expected(run.steps):
+            return text
+        return f"{text}, {(weighed & (run.steps['outcome'] == outcome)).sum()} of them count"
+
     return (
-        f"{summary['num_steps']}: {summary['num_ok']} ok, {summary['num_retried']} retried, "
+        f"{summary['num_steps']}: {count('ok', 'ok')}, {count('retried', 'retried')}, "
         f"{summary['num_oom']} out of memory; {summary['num_alloc_retries']} allocator retries"
     )
 

@@ -109,6 +109,12 @@ def attach(
                 "time: call detach() on its handle first"
             )
         device = device_for(model)
+    place = next(model.parameters()).device.type if parameters else device.torch_device.type
+    if place != device.torch_device.type:
+        raise ValueError(
+            f"the model is on {place} and the device counts {device.torch_device.type}: "
+            "call device.adopt(model) first, and make the optimizer afterwards"
+        )
     try:
         if enforce:
             device.enforce(budget_bytes)
@@ -414,7 +420,13 @@ class Handle:
             p.grad is not None for p in trainable[:: len(trainable) // _GRADS_LOOKED_AT + 1]
         )
         kind = self.device.torch_device.type
-        # PyTorch knows no autocast for meta.
+        if kind == "meta" and (
+            torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+        ):
+            raise ValueError(
+                "autocast is not simulated, since PyTorch has none for tensors without data: "
+                "leave it out, or give the model another dtype"
+            )
         on = kind != "meta" and torch.is_autocast_enabled(kind)
         autocast = torch.get_autocast_dtype(kind) if on else None
         dtype = parameters[0].dtype if parameters else None

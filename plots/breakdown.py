@@ -15,9 +15,17 @@ from mimose_bench.plots import series, style
 def draw(runs: Sequence[Run]) -> Figure:
     """Draw the mean seconds of a step's parts, a bar a run, a panel a device and clock.
 
-    Recomputation is part of the backward pass, where it runs.
+    Recomputation is part of the backward pass, where it runs. A run in which no step finished has
+    no bar: a note names it.
     """
-    names = series.clocks(runs)
+    texts = {run.directory: text for run, text in zip(runs, series.labels(runs), strict=True)}
+    left_out = [run for run in runs if not len(series.finished(run))]
+    runs = [run for run in runs if len(series.finished(run))]
+    absent = ", ".join(f"{texts[run.directory]} ({run.device_label})" for run in left_out)
+    if not runs:
+        with matplotlib.rc_context(style.RC):
+            return style.sentence("no step finished in any of these runs")[0]
+    names = series.clock_titles(runs)
     shares = {run.directory: summary.breakdown(run.steps) for run in runs}
     unit, unit_name = style.time_unit(max(sum(parts.values()) for parts in shares.values()))
     most = max(sum(r.time_label == d for r in runs) for d in names)
@@ -25,19 +33,24 @@ def draw(runs: Sequence[Run]) -> Figure:
         figure, axes = style.panels(len(names), width=6.2, height=0.9 + 0.42 * most)
         for panel, device in zip(axes, names, strict=True):
             members = sorted((r for r in runs if r.time_label == device), key=series.order)
-            texts = series.labels(members)
             for row, run in enumerate(members):
-                if (run.steps["outcome"] == "oom").all():
-                    panel.text(0, row, " no step finished: out of memory", va="center", fontsize=8)
                 left = 0.0
                 for part, colour in style.PARTS.items():
                     width = shares[run.directory][part] / unit
                     panel.barh(row, width, left=left, color=colour, height=0.68, label=part)
                     left += width
-            panel.set_yticks(range(len(members)), texts)
+            panel.set_yticks(range(len(members)), [texts[run.directory] for run in members])
             panel.set_ylim(most - 0.5, -0.5)
             panel.grid(visible=False, axis="y")
-            panel.set_title(series.title(device))
+            style.title(panel, [names[device]])
             panel.set_xlabel(f"mean step time ({unit_name})")
         style.legend_below(figure, axes, columns=7)
+        style.notes(
+            figure,
+            [
+                *series.clock_notes(runs),
+                *series.length_notes(runs),
+                *([f"left out, no step finished: {absent}"] if absent else []),
+            ],
+        )
     return figure

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from mimose_bench.experiments.figures.result import FACTORS, Reproduction
 from mimose_bench.plots import style
@@ -34,10 +37,10 @@ def draw(result: Reproduction) -> Figure:
         for name, (colour, marker) in _LOOKS.items():
             rows = [row for row in shown if row.series == name]
             ours = {"color": colour, "linewidth": 1, "label": f"{name} recomputed"}
-            theirs = {"color": colour, "marker": marker, "markersize": 3, "alpha": 0.5}
+            theirs = _points(colour, marker)
             lengths = [row.length for row in rows]
             peaks.plot(lengths, [row.obtained / unit for row in rows], **ours)
-            peaks.plot(lengths, [row.expected / unit for row in rows], linestyle="", **theirs)
+            peaks.plot(lengths, [row.expected / unit for row in rows], **theirs)
             beside = [row for row in rows if row.length in none]
             lengths = [row.length for row in beside]
             saved.plot(
@@ -48,14 +51,29 @@ def draw(result: Reproduction) -> Figure:
             saved.plot(
                 lengths,
                 [(none[row.length].expected - row.expected) / unit for row in beside],
-                linestyle="",
                 **theirs,
             )
-        peaks.set_title(f"lines: {result.device_label}")
+        peaks.set_title("peak memory")
         peaks.set_ylabel("peak allocated (MiB)")
-        saved.set_title("points: the paper (Fig 9), V100", color=style.PAPER)
+        saved.set_title("what recomputing saves")
         saved.set_ylabel("saved against none (MiB)")
         for panel in (peaks, saved):
             panel.set_xlabel("sequence length (tokens)")
-        style.legend_below(figure, [peaks], columns=5)
+        sides = {
+            f"ours, {result.device_label}": Line2D([], [], color=style.PAPER, linewidth=1),
+            "the paper (Fig 9), V100": Line2D([], [], **_points(style.PAPER, "o")),
+        }
+        style.legend_below(figure, [peaks], columns=5, extra=sides)
     return figure
+
+
+def _points(colour: str, marker: str) -> dict[str, Any]:
+    """Return how the paper's points are drawn: hollow, so that a line shows through."""
+    return {
+        "linestyle": "",
+        "color": colour,
+        "marker": marker,
+        "markersize": 3.5,
+        "markerfacecolor": "none",
+        "markeredgewidth": 0.7,
+    }

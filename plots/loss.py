@@ -13,23 +13,27 @@ from mimose_bench.plots import series, style
 
 
 def draw(runs: Sequence[Run]) -> Figure:
-    """Draw the training loss, a panel a device.
+    """Draw the training loss, a panel a device and kind of lengths.
 
     A planner must not change the numbers, so curves of the same batches lie on one another: each
-    is drawn thinner than the one below it, and all stay visible. A simulated device has no losses,
-    and its panel says so.
+    is drawn thinner than the one below it, and all stay visible. Runs without a loss, as simulated
+    ones are, have no panel; where no run has one, a sentence says why.
     """
-    names = series.devices(runs)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in sorted(runs, key=series.order):
+        if run.steps["loss"].notna().any():
+            groups.setdefault(series.panel_key(run), []).append(run)
+    simulated = [run for run in runs if run.info.get("clock") is not None]
     with matplotlib.rc_context(style.RC):
-        figure, axes = style.panels(len(names), width=5.6)
-        for panel, device in zip(axes, names, strict=True):
-            members = sorted((r for r in runs if r.device_label == device), key=series.order)
-            panel.set_title(device)
-            if any(run.steps["loss"].notna().any() for run in members):
-                _curves(panel, members)
-            else:
-                _nothing(panel, members)
+        if not groups:
+            why = "the steps are simulated" if len(simulated) == len(runs) else "no step finished"
+            return style.sentence(f"no loss: {why}")[0]
+        figure, axes = style.panels(len(groups), width=5.6)
+        for panel, (key, members) in zip(axes, groups.items(), strict=True):
+            _curves(panel, members)
+            style.title(panel, key, width=5.6)
         style.legend_below(figure, axes, columns=3)
+        style.notes(figure, ["simulated runs have no loss: left out"] if simulated else [])
     return figure
 
 
@@ -48,11 +52,3 @@ def _curves(panel: Axes, runs: Sequence[Run]) -> None:
     panel.set_xlabel("step")
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set_ylabel("training loss")
-
-
-def _nothing(panel: Axes, runs: Sequence[Run]) -> None:
-    simulated = all(run.info.get("clock") is not None for run in runs)
-    why = "the steps are simulated" if simulated else "no step finished"
-    panel.text(0.5, 0.5, f"no loss: {why}", transform=panel.transAxes, ha="center", fontsize=8)
-    panel.set_xticks([])
-    panel.set_yticks([])

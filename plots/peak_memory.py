@@ -29,7 +29,7 @@ PaperPoints = Mapping[int, Sequence[MemoryPoint]]
 
 
 def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
-    """Draw each step's peak of allocated bytes, a panel for each planner and device.
+    """Draw each step's peak of allocated bytes, a panel a planner, device and kind of lengths.
 
     Dashed lines are the budgets, crosses the steps that ran out of memory.
 
@@ -37,26 +37,28 @@ def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
         runs: The runs.
         paper: The paper's points for each budget in bytes, drawn in a grey panel of their own.
     """
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in sorted(runs, key=series.order):
-        groups.setdefault((run.planner, run.device_label), []).append(run)
+        groups.setdefault((run.planner, *series.panel_key(run)), []).append(run)
     budgets = sorted({run.budget_bytes for run in runs if run.budget_bytes is not None})
     shades = colormaps["viridis"]
     colours: dict[int | None, Any] = {None: "#444444"} | {
         budget: shades(0.85 * i / max(len(budgets) - 1, 1)) for i, budget in enumerate(budgets)
     }
-    tops = {device: _top([r for r in runs if r.device_label == device]) for _, device in groups}
+    tops = {device: _top([r for r in runs if r.device_label == device]) for _, device, _ in groups}
     with matplotlib.rc_context(style.RC):
         figure, axes = style.panels(len(groups) + bool(paper))
         ours = axes[: len(groups)]
-        for panel, ((planner, device), members) in zip(ours, groups.items(), strict=True):
+        for panel, (key, members) in zip(ours, groups.items(), strict=True):
+            planner, device, lengths = key
             for run in members:
                 _points(panel, run, colours[run.budget_bytes], style.memory_unit(tops[device]))
-            panel.set_title(f"{style.look(planner).label}, {device}")
+            style.title(panel, (style.look(planner).label, device, lengths))
             panel.set_ylim(0, 1.06 * tops[device] / style.memory_unit(tops[device])[0])
         if paper:
             _paper_panel(axes[-1], paper)
         _legend(figure, colours, runs)
+        style.notes(figure, series.length_notes(runs) + series.alike_notes(runs))
     return figure
 
 
@@ -67,13 +69,13 @@ def paper_points(task: str) -> PaperPoints | None:
 
 
 def _top(runs: Sequence[Run]) -> float:
-    peaks = [p for run in runs for p in run.steps["peak_allocated_bytes"]]
+    peaks = [p for run in runs for p in series.counted(run)["peak_allocated_bytes"]]
     return series.largest([*peaks, *(run.budget_bytes for run in runs)]) or 1.0
 
 
 def _points(panel: Axes, run: Run, colour: Any, unit: tuple[float, str]) -> None:
     factor, name = unit
-    steps = run.steps.dropna(subset=["peak_allocated_bytes"])
+    steps = series.counted(run).dropna(subset=["peak_allocated_bytes"])
     sizes, label = series.size_axis(run.steps)
     died = steps["outcome"] == "oom"
     for rows, look in (

@@ -1,16 +1,20 @@
-"""What the figures share: how runs are named and told apart, and what lies along the x axis."""
+"""What the figures share: how runs are named, grouped and told apart, and which steps count."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
 from mimose.units import GIB, MIB
 from mimose_bench.experiments.reading import Run
+from mimose_bench.experiments.summary import is_expected
 from mimose_bench.plots import style
 
-_TITLE = 60
+_EXPECTED = "expected lengths"
+_WEIGHTED = "a step for each length of an epoch; means weigh it by its share"
 
 
 def budget_text(budget_bytes: int | None) -> str:
@@ -21,38 +25,81 @@ def budget_text(budget_bytes: int | None) -> str:
     return f"{budget_bytes / factor:.3g} {unit}"
 
 
-def labels(runs: Sequence[Run], *, budget: bool = True) -> list[str]:
-    """Return a label a run: planner and budget, and the folder's name where those are equal.
+def short_label(run: Run, *, budget: bool = True) -> str:
+    """Return planner and budget; with ``budget`` False only the lack of a budget is named."""
+    name = style.look(run.planner).label
+    named = budget or run.budget_bytes is None
+    return f"{name}, {budget_text(run.budget_bytes)}" if named else name
 
-    Args:
-        runs: The runs.
-        budget: Name every budget; otherwise only the lack of one.
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Return a label a run that no other run of its device has.
+
+    It is planner and budget, then as far as needed the kind of lengths, the seed, and what is
+    peculiar to the folder's name.
     """
-    short = []
+    found = [short_label(run) for run in runs]
+    if len({is_expected(run.steps) for run in runs}) > 1:
+        found = [
+            f"{text}, {_EXPECTED}" if is_expected(run.steps) else text
+            for text, run in zip(found, runs, strict=True)
+        ]
+    found = _tell_apart(found, runs, lambda alike: [f"seed {_seed(run)}" for run in alike])
+    return _tell_apart(found, runs, lambda alike: _name_ends([run.name for run in alike]))
+
+
+def panel_key(run: Run) -> tuple[str, str]:
+    """Return what runs must share to be drawn in one panel: the device and the kind of lengths.
+
+    The second is empty for sampled lengths.
+    """
+    return run.device_label, _EXPECTED if is_expected(run.steps) else ""
+
+
+def counted(run: Run) -> pd.DataFrame:
+    """Return the steps to draw: over expected lengths none of those that only prepare."""
+    return run.steps[run.steps["weight"] != 0]
+
+
+def finished(run: Run) -> pd.DataFrame:
+    """Return the counted steps that did not run out of memory."""
+    steps = counted(run)
+    return steps[steps["outcome"] != "oom"]
+
+
+def clock_titles(runs: Iterable[Run]) -> dict[str, str]:
+    """Return a title for whatever keeps time in ``runs``, by its whole label.
+
+    It is the device's label; the whole one where a device has several clocks.
+    """
+    devices = {run.time_label: run.device_label for run in runs}
+    shared = Counter(devices.values())
+    return {whole: device if shared[device] == 1 else whole for whole, device in devices.items()}
+
+
+def clock_notes(runs: Iterable[Run]) -> list[str]:
+    """Return a line for each clock of which more is known than the device's label says."""
+    known = {run.time_label for run in runs if run.time_label != run.device_label}
+    return [f"times: {label}" for label in sorted(known)]
+
+
+def length_notes(runs: Iterable[Run]) -> list[str]:
+    """Return a line on what expected lengths are, if any run is over such."""
+    return [f"{_EXPECTED}: {_WEIGHTED}"] if any(is_expected(run.steps) for run in runs) else []
+
+
+def alike_notes(runs: Sequence[Run]) -> list[str]:
+    """Return a line on runs that a figure of points cannot tell apart, if there are such."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        name = style.look(run.planner).label
-        named = budget or run.budget_bytes is None
-        short.append(f"{name}, {budget_text(run.budget_bytes)}" if named else name)
-    keys = list(zip(short, (run.device_label for run in runs), strict=True))
-    return [
-        text if keys.count(key) == 1 else f"{text} ({run.name})"
-        for text, key, run in zip(short, keys, runs, strict=True)
+        key = (run.planner, run.budget_bytes, run.time_label, *panel_key(run))
+        groups.setdefault(key, []).append(run)
+    alike = [
+        ", ".join(filter(None, (f"{len(group)} runs of {short_label(group[0])}", lengths)))
+        for (*_, lengths), group in groups.items()
+        if len(group) > 1
     ]
-
-
-def devices(runs: Iterable[Run]) -> list[str]:
-    """Return the device labels of ``runs``, each once: a panel each, never a shared axis."""
-    return list(dict.fromkeys(run.device_label for run in runs))
-
-
-def clocks(runs: Iterable[Run]) -> list[str]:
-    """Return what keeps time in ``runs``, each once: a panel each in figures that show times."""
-    return list(dict.fromkeys(run.time_label for run in runs))
-
-
-def title(text: str) -> str:
-    """Return a panel's title; what does not fit above a panel goes on a second line."""
-    return text.replace(" (", "\n(", 1) if len(text) > _TITLE else text
+    return [f"drawn alike: {'; '.join(alike)}"] if alike else []
 
 
 def size_axis(steps: pd.DataFrame) -> tuple[pd.Series, str]:
@@ -62,14 +109,42 @@ def size_axis(steps: pd.DataFrame) -> tuple[pd.Series, str]:
     return steps["input_size"], "input size (pixels)"
 
 
-def order(run: Run) -> tuple[int, int]:
-    """Return a key that sorts runs by planner, then by budget, the unlimited first."""
+def order(run: Run) -> tuple[int, bool, int]:
+    """Return a key that sorts runs by planner, kind of lengths and budget, the unlimited first."""
     names = list(style.PLANNERS)
     rank = names.index(run.planner) if run.planner in names else len(names)
-    return rank, run.budget_bytes or 0
+    return rank, is_expected(run.steps), run.budget_bytes or 0
 
 
 def largest(values: Iterable[object]) -> float:
     """Return the largest of the present ``values``; 0 without any."""
     present = [float(v) for v in values if v is not None and not pd.isna(v)]  # type: ignore[arg-type,call-overload]
     return max(present, default=0.0)
+
+
+def _tell_apart(
+    texts: Sequence[str], runs: Sequence[Run], more: Callable[[Sequence[Run]], Sequence[str]]
+) -> list[str]:
+    """Add ``more`` to the labels that several runs of a device have, where it differs."""
+    keys = [(text, run.device_label) for text, run in zip(texts, runs, strict=True)]
+    added = list(texts)
+    for key, count in Counter(keys).items():
+        places = [i for i, other in enumerate(keys) if other == key]
+        extra = more([runs[i] for i in places])
+        if count > 1 and len(set(extra)) > 1:
+            for i, text in zip(places, extra, strict=True):
+                added[i] = f"{key[0]}, {text}"
+    return added
+
+
+def _name_ends(names: Sequence[str]) -> list[str]:
+    """Return folder names without the parts, joined by hyphens, that all of them begin with."""
+    parts = [name.split("-") for name in names]
+    same = 0
+    while all(len(p) > same + 1 and p[same] == parts[0][same] for p in parts):
+        same += 1
+    return ["-".join(p[same:]) for p in parts]
+
+
+def _seed(run: Run) -> object:
+    return (run.info.get("config") or {}).get("seed", run.info.get("seed"))

@@ -14,50 +14,53 @@ from mimose_bench.plots import series, style
 
 
 def draw(runs: Sequence[Run]) -> Figure:
-    """Draw each step's time, a panel for each device (and clock) and budget.
+    """Draw each step's time, a panel for each device (and clock), kind of lengths and budget.
 
-    Runs without a limit are the reference and appear in every panel of their device. Hollow
-    markers are steps in which the planner was still measuring.
+    Runs without a limit are the reference and appear in every panel of their device and kind of
+    lengths. Hollow markers are steps in which the planner was still measuring.
     """
-    keys = sorted(
-        {(r.time_label, r.budget_bytes) for r in runs if r.budget_bytes is not None}
-        | {
-            (d, None)
-            for d in series.clocks(runs)
-            if all(r.budget_bytes is None for r in runs if r.time_label == d)
-        },
-        key=lambda key: (key[0], key[1] or 0),
-    )
-    units = {
-        device: style.time_unit(
-            series.largest(
-                t for r in runs if r.time_label == device for t in r.steps["step_seconds"]
-            )
+    clocks = series.clock_titles(runs)
+    tops = {
+        clock: series.largest(
+            t for r in runs if r.time_label == clock for t in series.finished(r)["step_seconds"]
         )
-        for device, _ in keys
+        for clock in clocks
     }
+    groups = {(clock, lengths): members for clock, lengths, members in _groups(runs)}
+    keys = [
+        (clock, lengths, budget)
+        for (clock, lengths), members in groups.items()
+        for budget in sorted({r.budget_bytes for r in members} - {None}) or [None]
+    ]
     with matplotlib.rc_context(style.RC):
         figure, axes = style.panels(len(keys))
-        for panel, (device, budget) in zip(axes, keys, strict=True):
-            members = [
-                r for r in runs if r.time_label == device and r.budget_bytes in (budget, None)
-            ]
-            members.sort(key=series.order)
-            for run, label in zip(members, series.labels(members, budget=False), strict=True):
-                _points(panel, run, label, units[device])
-            panel.set_title(series.title(f"{series.budget_text(budget)}, {device}"))
-        for panel, (device, _) in zip(axes, keys, strict=True):
-            tops = [p.get_ylim()[1] for p, (d, _) in zip(axes, keys, strict=True) if d == device]
-            panel.set_ylim(0, max(tops))
+        for panel, (clock, lengths, budget) in zip(axes, keys, strict=True):
+            members = [r for r in groups[clock, lengths] if r.budget_bytes in (budget, None)]
+            unit = style.time_unit(tops[clock])
+            for run in sorted(members, key=series.order):
+                _points(panel, run, series.short_label(run, budget=False), unit)
+            panel.set_ylim(0, 1.06 * tops[clock] / unit[0] or 1.0)
+            style.title(panel, (series.budget_text(budget), clocks[clock], lengths))
         style.legend_below(figure, axes)
+        style.notes(
+            figure,
+            series.clock_notes(runs) + series.length_notes(runs) + series.alike_notes(runs),
+        )
     return figure
+
+
+def _groups(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
+    """Return clock, kind of lengths and runs of what may lie in one panel, in order."""
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        found.setdefault((run.time_label, series.panel_key(run)[1]), []).append(run)
+    return [(*key, members) for key, members in sorted(found.items())]
 
 
 def _points(panel: Axes, run: Run, label: str, unit: tuple[float, str]) -> None:
     factor, name = unit
     look = style.look(run.planner)
-    steps = run.steps[run.steps["outcome"] != "oom"].dropna(subset=["step_seconds"])
-    steps = steps[steps["weight"] != 0]  # Over expected lengths: steps that only prepare.
+    steps = series.finished(run).dropna(subset=["step_seconds"])
     sizes, axis_label = series.size_axis(run.steps)
     learning = steps["phase"].isin(LEARNING_PHASES)
     # The reference lies under the others, as a cross, which stays visible beneath them.

@@ -7,7 +7,8 @@ print without colour. Figures are built without pyplot, so nothing global is tou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,59 @@ def panels(count: int, *, width: float = 4.2, height: float = 3.1, **options: An
     return figure, axes[:count]
 
 
-def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
-    """Put one legend for all panels below them, clear of the data; an entry a label."""
+def title(panel: Axes, parts: Sequence[str], width: float = 4.2) -> None:
+    """Put ``parts`` above a panel, comma between; what does not fit goes on a further line.
+
+    Args:
+        panel: The panel.
+        parts: What the title names; empty ones are left out.
+        width: The panel's width in inches.
+    """
+    most = int(11 * width)
+    lines: list[str] = []
+    for part in filter(None, parts):
+        if lines and len(lines[-1]) + len(part) + 2 <= most:
+            lines[-1] += f", {part}"
+        else:
+            lines += textwrap.wrap(part, most)
+    panel.set_title("\n".join(lines))
+
+
+def notes(figure: Figure, lines: Sequence[str]) -> None:
+    """Put what holds for the whole figure above it, small, wrapped at its width."""
+    if lines:
+        width = int(15 * figure.get_figwidth())
+        text = "\n".join(textwrap.fill(line, width) for line in lines)
+        figure.suptitle(text, fontsize=7.5, color="#555555")
+
+
+def sentence(text: str) -> tuple[Figure, Axes]:
+    """Return a figure of one panel that says ``text`` in place of data."""
+    figure, (panel,) = panels(1, height=1.2)
+    panel.text(0.5, 0.5, text, transform=panel.transAxes, ha="center", va="center")
+    panel.set_axis_off()
+    return figure, panel
+
+
+def legend_below(
+    figure: Figure,
+    axes: Sequence[Axes],
+    columns: int = 4,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Put one legend for all panels below them, clear of the data; an entry a label.
+
+    Args:
+        figure: The figure.
+        axes: Panels whose labelled artists are listed.
+        columns: Most entries in a row; fewer where they would not fit.
+        extra: More artists by their labels, listed last.
+    """
     entries: dict[str, Any] = {}
     for panel in axes:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
+    entries |= extra or {}
     if entries:
         longest = max(len(label) for label in entries)
         fitting = max(1, int(figure.get_figwidth() * 14 // (longest + 6)))

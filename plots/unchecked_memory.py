@@ -8,6 +8,9 @@ from matplotlib.figure import Figure
 from mimose_bench.experiments.figures.result import FACTORS, Reproduction
 from mimose_bench.plots import style
 
+_PAPER = "#D55E00"
+"""Told from our line, on which most of the paper's points lie."""
+
 
 def draw(result: Reproduction) -> Figure:
     """Draw the peaks of each data set in a panel of its own.
@@ -25,9 +28,12 @@ def draw(result: Reproduction) -> Figure:
             panel.plot(
                 [row.length for row in rows],
                 [row.expected / unit for row in rows],
-                ".",
-                color=style.PAPER,
+                "o",
+                color=_PAPER,
                 markersize=4,
+                markerfacecolor="none",
+                markeredgewidth=0.7,
+                zorder=3,
                 label="the paper (Fig 3), V100",
             )
             left_out = [point for point in result.left_out if point.series == name]
@@ -35,8 +41,9 @@ def draw(result: Reproduction) -> Figure:
                 [point.length for point in left_out],
                 [point.expected / unit for point in left_out],
                 "x",
-                color=style.PAPER,
+                color=_PAPER,
                 markersize=5,
+                zorder=3,
                 label="the paper, sheltered iterations",
             )
             ours = sorted({(row.length, row.obtained) for row in rows})

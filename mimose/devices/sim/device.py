@@ -11,6 +11,7 @@ The dispatch mode that does it belongs to the thread that opened the device: tra
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -54,6 +55,7 @@ class SimDevice(ModelledDevice):
         super().__init__(torch.device("meta"), f"Simulated {self.gpu.name}")
         self.clock = Clock(self.gpu.synchronize_seconds, self.gpu.launch_seconds)
         self._kernels = CudaKernels(self.gpu) if cuda_kernels else None
+        self._thread = threading.get_ident()
         self._kept: list[torch.Tensor] = []
         self._log: StepLog | None = None
         self._simulation = Simulation(
@@ -69,6 +71,8 @@ class SimDevice(ModelledDevice):
 
     def close(self) -> None:
         """Give PyTorch back its allocator and kernels. Figures stay readable."""
+        if threading.get_ident() != self._thread:
+            raise ValueError("close a simulated device in the thread that opened it")
         if self._final is None:
             self._kept.clear()
             self._simulation.__exit__(None, None, None)
@@ -151,13 +155,44 @@ class SimDevice(ModelledDevice):
     def adopt(self, model: torch.nn.Module) -> None:
         """Give every parameter, gradient and buffer memory that counts, ties kept.
 
-        Parameters that are not on meta yet are replaced: make the optimizer afterwards.
+        Parameters that are not on meta yet are replaced: make the optimizer afterwards. The
+        workspace of matrix products is taken, too: as a part of what is resident, it is nothing
+        that a step is measured to need.
         """
         self._simulation.passive = True
         try:
             move_model(model, self.torch_device)
+            self._simulation.take_blas_workspace()
         finally:
             self._simulation.passive = False
+
+    @contextlib.contextmanager
+    def copy_stream(self) -> Iterator[None]:
+        """Copies between host and device inside run beside the kernels that follow, pinned.
+
+        They start once the kernels before them are done; :meth:`wait_for_copies` orders later
+        kernels behind them.
+        """
+        self.clock.let_copies_wait()
+        self._simulation.copying = True
+        try:
+            yield
+        finally:
+            self._simulation.copying = False
+
+    def wait_for_copies(self) -> None:
+        """Let kernels from here on wait for the copies so far."""
+        self.clock.wait_for_copies()
+
+    @contextlib.contextmanager
+    def host_memory(self) -> Iterator[None]:
+        """Allocations inside go to the host's account; copies are kept there, not read."""
+        before, self._simulation.unread = self._simulation.unread, True
+        try:
+            with super().host_memory():
+                yield
+        finally:
+            self._simulation.unread = before
 
     def rng_state(self) -> None:
         """Return nothing: no random number is ever drawn."""

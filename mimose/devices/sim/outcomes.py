@@ -14,7 +14,7 @@ import torch
 
 from mimose.devices.sim.costs import kernel_seconds, tensors
 from mimose.devices.sim.gpus import Gpu
-from mimose.devices.sim.values import INTEGRAL
+from mimose.devices.sim.values import CONSTANTS, INTEGRAL
 from mimose.devices.sim.workspaces import scratch_bytes, uses_blas
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -51,7 +51,8 @@ class Outcome:
         seconds: Time of its kernel.
         scratch_bytes: Memory that the kernel takes while it runs.
         uses_blas: Whether the kernel is cuBLAS's, which has a workspace.
-        integral: Whether an output's values may be worth carrying along.
+        carries: Whether an output's values may be worth carrying along.
+        mutable: Whether an argument is changed in place.
     """
 
     outputs: tuple[Any, ...]
@@ -59,7 +60,8 @@ class Outcome:
     seconds: float
     scratch_bytes: int
     uses_blas: bool
-    integral: bool
+    carries: bool
+    mutable: bool
 
     def made(self, given: list[torch.Tensor]) -> Any:
         """Return the outputs, for the tensors that were given."""
@@ -81,6 +83,8 @@ def sign(arguments: Any, key: list[Any], given: list[torch.Tensor]) -> None:
         elif kind is float:
             # Shapes do not depend on it, and an optimizer's change with every step.
             key.append(float)
+        elif kind is bool or kind is complex:
+            key += (kind, argument)  # 1, True and 1+0j are equal, and their results are not
         elif isinstance(argument, torch.Tensor):
             key += (argument.shape, argument.stride(), argument.dtype)
             given.append(argument)
@@ -116,7 +120,8 @@ def work_out(
         kernel_seconds(gpu, func, args, kwargs, output),
         scratch_bytes(func, args),
         uses_blas(func),
-        any(t.dtype in INTEGRAL for t in tensors(outputs)),
+        func.overloadpacket in CONSTANTS or any(t.dtype in INTEGRAL for t in tensors(outputs)),
+        func._schema.is_mutable,
     )
 
 
