@@ -22,6 +22,8 @@ class Progress:
         total: Number of iterations.
         title: What runs, for example ``qa-bert mimose 6GB``.
         budget_bytes: The bound on reserved bytes, or None.
+        simulated: Steps are simulated: how many pass in a second says nothing of the GPU, and the
+            line says so.
         quiet: Show nothing.
         stream: Where to write; stderr by default, so that stdout stays free for results.
     """
@@ -32,12 +34,14 @@ class Progress:
         title: str,
         *,
         budget_bytes: int | None = None,
+        simulated: bool = False,
         quiet: bool = False,
         stream: TextIO | None = None,
     ) -> None:
         self._total = total
         self._title = title
         self._budget = budget_bytes
+        self._simulated = simulated
         self._quiet = quiet
         self._stream = sys.stderr if stream is None else stream
         self._live: Any = None
@@ -110,7 +114,8 @@ class Progress:
         parts = []
         if self._done and elapsed > 0:
             rate = self._done / elapsed
-            parts.append(f"{rate:.2f} steps/s" if rate >= 0.1 else f"{1 / rate:.1f} s/step")
+            text = f"{rate:.2f} steps/s" if rate >= 0.1 else f"{1 / rate:.1f} s/step"
+            parts.append(f"{text} here" if self._simulated else text)
             if self._done < self._total:
                 parts.append(f"{format_seconds((self._total - self._done) / rate)} left")
         if self._peak:

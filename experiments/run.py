@@ -118,7 +118,13 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
         course = course_of(config, task)
         title = f"{config.task} {config.planner} {budget}"
         progress = stack.enter_context(
-            Progress(course.total, title, budget_bytes=config.budget, quiet=quiet)
+            Progress(
+                course.total,
+                title,
+                budget_bytes=config.budget,
+                simulated=trainer.simulated,
+                quiet=quiet,
+            )
         )
         for line in (
             f"data {task.data_source}",

@@ -24,7 +24,7 @@ def draw(runs: Sequence[Run]) -> Figure:
     absent = ", ".join(f"{texts[run.directory]} ({run.device_label})" for run in left_out)
     if not runs:
         with matplotlib.rc_context(style.RC):
-            return style.sentence("no step finished in any of these runs")[0]
+            return style.sentence("no step finished in any of these runs")
     names = series.clock_titles(runs)
     shares = {run.directory: summary.breakdown(run.steps) for run in runs}
     unit, unit_name = style.time_unit(max(sum(parts.values()) for parts in shares.values()))

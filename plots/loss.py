@@ -17,24 +17,31 @@ def draw(runs: Sequence[Run]) -> Figure:
 
     A planner must not change the numbers, so curves of the same batches lie on one another: each
     is drawn thinner than the one below it, and all stay visible. Runs without a loss, as simulated
-    ones are, have no panel; where no run has one, a sentence says why.
+    ones are, are left out with a note; where no run has one, a sentence says why.
     """
+    without = [run for run in runs if run.steps["loss"].isna().all()]
+    if len(without) == len(runs):
+        with matplotlib.rc_context(style.RC):
+            return style.sentence(f"no loss: {_why(runs)}")
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in sorted(runs, key=series.order):
         if run.steps["loss"].notna().any():
             groups.setdefault(series.panel_key(run), []).append(run)
-    simulated = [run for run in runs if run.info.get("clock") is not None]
     with matplotlib.rc_context(style.RC):
-        if not groups:
-            why = "the steps are simulated" if len(simulated) == len(runs) else "no step finished"
-            return style.sentence(f"no loss: {why}")[0]
         figure, axes = style.panels(len(groups), width=5.6)
-        for panel, (key, members) in zip(axes, groups.items(), strict=True):
+        for panel, (key, members) in zip(axes, sorted(groups.items()), strict=True):
             _curves(panel, members)
             style.title(panel, key, width=5.6)
         style.legend_below(figure, axes, columns=3)
-        style.notes(figure, ["simulated runs have no loss: left out"] if simulated else [])
+        style.notes(figure, [f"runs without a loss left out: {_why(without)}"] if without else [])
     return figure
+
+
+def _why(runs: Sequence[Run]) -> str:
+    """Return why none of ``runs`` has a loss."""
+    simulated = {run.info.get("clock") is not None for run in runs}
+    reasons = {True: "the steps are simulated", False: "no step finished"}
+    return " or ".join(text for case, text in reasons.items() if case in simulated)
 
 
 def _curves(panel: Axes, runs: Sequence[Run]) -> None:

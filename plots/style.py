@@ -121,12 +121,12 @@ def notes(figure: Figure, lines: Sequence[str]) -> None:
         figure.suptitle(text, fontsize=7.5, color="#555555")
 
 
-def sentence(text: str) -> tuple[Figure, Axes]:
+def sentence(text: str) -> Figure:
     """Return a figure of one panel that says ``text`` in place of data."""
     figure, (panel,) = panels(1, height=1.2)
     panel.text(0.5, 0.5, text, transform=panel.transAxes, ha="center", va="center")
     panel.set_axis_off()
-    return figure, panel
+    return figure
 
 
 def legend_below(

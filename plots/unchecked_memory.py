@@ -9,7 +9,7 @@ from mimose_bench.experiments.figures.result import FACTORS, Reproduction
 from mimose_bench.plots import style
 
 _PAPER = "#D55E00"
-"""Told from our line, on which most of the paper's points lie."""
+"""Stands out from our line, on which most of the paper's points lie."""
 
 
 def draw(result: Reproduction) -> Figure:
@@ -30,9 +30,9 @@ def draw(result: Reproduction) -> Figure:
                 [row.expected / unit for row in rows],
                 "o",
                 color=_PAPER,
-                markersize=4,
+                markersize=2.5,
                 markerfacecolor="none",
-                markeredgewidth=0.7,
+                markeredgewidth=0.5,
                 zorder=3,
                 label="the paper (Fig 3), V100",
             )
@@ -51,9 +51,11 @@ def draw(result: Reproduction) -> Figure:
                 [length for length, _ in ours],
                 [peak / unit for _, peak in ours],
                 color=look.colour,
-                linewidth=1,
+                # Wide and pale: it shows on both sides of the points on it.
+                linewidth=6,
+                alpha=0.3,
                 marker="o" if len(ours) < 30 else None,
-                markersize=3,
+                markersize=8,
                 label=f"{look.label}, {result.device_label}",
             )
             panel.set_title(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -146,3 +148,47 @@ def test_runs_are_compared_and_drawn(runs, tmp_path):
     assert "expected over an epoch's lengths" in shown
     assert summary.RESERVED_NOTE in shown
     assert draw_figures(runs, tmp_path)
+
+
+def test_columns_without_a_figure_are_left_out(runs):
+    rows = comparing.compare(runs)
+    header = tables.comparison(rows).splitlines()[0]
+    for absent in ("95 % interval", "peak reserved", "loss difference"):
+        assert absent not in header
+    assert "budget use" in header
+    sampled = [{**row, "lengths": "sampled"} for row in rows]
+    assert "95 % interval" in tables.comparison(sampled).splitlines()[0]
+
+
+def test_show_says_how_many_steps_count_and_what_they_weigh(runs):
+    run = runs[1]
+    counting = int((run.steps["weight"] > 0).sum())
+    shown = tables.show(run, num_steps=2)
+    total = len(run.steps)
+    assert f"{total}: {total} ok, {counting} of them count, 0 retried" in shown
+    header, _, *last = tables.steps(run, 1).splitlines()
+    assert "weight" in header.split()
+    assert f"{run.steps['weight'].iloc[-1]:.4f}" in last[0].split()
+
+
+class Died:
+    """A run over expected lengths that ended out of memory."""
+
+    directory, planner, time_label, budget_bytes = "runs/died", "p", "measured on cpu", 1
+    info: ClassVar = {"outcome": "oom"}
+
+    def __init__(self, steps):
+        self.steps, self.summary = steps, summary.summarize(steps, {})
+
+
+def test_an_early_end_has_no_step_time_or_says_of_how_much_it_is():
+    outcome = ["ok", "oom"]
+    first = Died(frame([9.0, None], [0.0, 0.2], outcome=outcome))
+    shown = tables.show(first, 0).splitlines()
+    assert "step time       -" in shown
+    assert "recomputed      -" in shown
+    later = Died(frame([9.0, 1.0, None], [0.0, 0.2, 0.5], outcome=["ok", *outcome]))
+    assert (
+        "1.00 s expected over the lengths that finished (20.0 % of an epoch), 1.00 s median"
+        in tables.show(later, 0)
+    )

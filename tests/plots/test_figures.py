@@ -4,12 +4,27 @@ from matplotlib.figure import Figure
 from mimose_bench import plots
 from mimose_bench.experiments.reading import load_run
 from mimose_bench.experiments.records import RunWriter
-from mimose_bench.plots import peak_memory, series, step_time, style
+from mimose_bench.plots import breakdown, loss, peak_memory, series, step_time, style
 
 MIB = 1 << 20
 
 
-def make_run(parent, planner, budget, device="cpu", task="qa-bert", died=False):
+CLOCK = {"calibration": "", "error": {"mean": 0.4, "maximum": 0.6, "count": 5, "against": "x"}}
+SENTENCE = "times: measured on sim (clock: mean 40 %, max 60 % off 5 published times)"
+
+
+def make_run(
+    parent,
+    planner,
+    budget,
+    device="cpu",
+    task="qa-bert",
+    died=False,
+    seed=42,
+    expected=False,
+    dead_on_arrival=False,
+):
+    """Write a run of 12 steps; over expected lengths the first 4 only prepare."""
     writer = RunWriter.create(
         parent,
         task=task,
@@ -18,8 +33,11 @@ def make_run(parent, planner, budget, device="cpu", task="qa-bert", died=False):
         device=device,
         budget_bytes=None if budget is None else budget * MIB,
         device_label=f"measured on {device}",
+        seed=seed,
+        clock=CLOCK if device == "sim" else None,
     )
-    for step in range(12):
+    oom = 0 if dead_on_arrival else 11 if died else None
+    for step in range(1 if dead_on_arrival else 12):
         writer.add(
             {
                 "rank": 0,
@@ -28,16 +46,17 @@ def make_run(parent, planner, budget, device="cpu", task="qa-bert", died=False):
                 "input_size": 4 * (100 + step),
                 "batch_size": 4,
                 "sequence_length": 100 + step,
-                "loss": 3.0 - step / 10,
-                "outcome": "oom" if died and step == 11 else "ok",
-                "step_seconds": None if died and step == 11 else 0.5 + step / 100,
+                "loss": None if device == "sim" or step == oom else 3.0 - step / 10,
+                "outcome": "oom" if step == oom else "ok",
+                "step_seconds": None if step == oom else 0.5 + step / 100,
                 "forward_seconds": 0.2,
                 "backward_seconds": 0.25,
                 "peak_allocated_bytes": (50 + step) * MIB,
                 "peak_reserved_bytes": (55 + step) * MIB,
+                "weight": (0.0 if step < 4 else 1 / 8) if expected else None,
             }
         )
-    writer.finish("oom" if died else "done")
+    writer.finish("done" if oom is None else "oom")
     return load_run(writer.directory)
 
 
@@ -58,6 +77,15 @@ def texts(figure):
     said = [panel.get_title() for panel in figure.axes]
     said += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     return said
+
+
+def note(figure):
+    """What a figure says once for all panels, as one line."""
+    return figure.get_suptitle().replace("\n", " ")
+
+
+def num_points(panel):
+    return sum(len(points.get_offsets()) for points in panel.collections)
 
 
 @pytest.mark.parametrize("name", plots.FIGURES)
@@ -145,3 +173,86 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(runs, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot write figures to .*--out"):
         plots.draw_figures(runs, tmp_path / "file", ["loss"])
+
+
+@pytest.mark.parametrize("draw", [step_time.draw, breakdown.draw])
+def test_the_clock_is_said_once_and_never_cut(draw, tmp_path):
+    runs = [make_run(tmp_path, "mimose", budget, device="sim") for budget in (58, 60, 62)]
+    figure = draw([*runs, make_run(tmp_path, "full", 60)])
+    assert not any("clock" in panel.get_title() for panel in figure.axes)
+    assert note(figure).count(SENTENCE) == 1
+    figure.draw_without_rendering()
+    texts = [figure._suptitle, *(panel.title for panel in figure.axes)]
+    for extent in (text.get_window_extent() for text in texts):
+        assert figure.bbox.x0 <= extent.x0
+        assert extent.x1 <= figure.bbox.x1
+        assert extent.y1 <= figure.bbox.y1
+
+
+def test_clocks_of_one_device_are_told_apart(tmp_path):
+    runs = [make_run(tmp_path, "mimose", 60, device="sim") for _ in range(2)]
+    runs[1].info["clock"] = {"error": None}
+    titles = [panel.get_title().replace("\n", " ") for panel in step_time.draw(runs).axes]
+    assert len(set(titles)) == 2
+    assert any("clock error unknown" in title for title in titles)
+
+
+def test_runs_drawn_alike_have_one_entry_and_are_counted(runs, tmp_path):
+    twins = [make_run(tmp_path, "baseline", None, seed=seed) for seed in (7, 8)]
+    figure = step_time.draw([runs[0], runs[2], *twins])
+    assert texts(figure).count("Baseline, no limit") == 1
+    assert "drawn alike: 3 runs of Baseline, no limit" in note(figure)
+    assert note(step_time.draw(runs[:3])) == ""
+
+
+def test_bars_are_told_apart_by_lengths_seed_and_time(tmp_path):
+    runs = [
+        make_run(tmp_path, "baseline", None),
+        make_run(tmp_path, "baseline", None, seed=7),
+        make_run(tmp_path, "baseline", None, expected=True),
+        make_run(tmp_path, "full", 60),
+        make_run(tmp_path, "full", 60),
+    ]
+    found = series.labels(runs)
+    assert found[:3] == [
+        "Baseline, no limit, seed 42",
+        "Baseline, no limit, seed 7",
+        "Baseline, no limit, expected lengths",
+    ]
+    assert len(set(found)) == 5
+    assert all(text.startswith("Full recomputation, 60 MB, ") for text in found[3:])
+
+
+@pytest.mark.parametrize("draw", [step_time.draw, peak_memory.draw])
+def test_expected_lengths_have_their_own_panel_without_preparing_steps(draw, tmp_path):
+    runs = [make_run(tmp_path, "full", 60, expected=expected) for expected in (False, True)]
+    figure = draw(runs)
+    sampled, expected = figure.axes
+    assert expected.get_title().endswith("expected lengths")
+    assert "expected" not in sampled.get_title()
+    assert (num_points(sampled), num_points(expected)) == (12, 8)
+    assert "expected lengths: " in note(figure)
+    assert note(draw(runs[:1])) == ""
+
+
+def test_only_runs_with_a_loss_have_a_panel_of_it(runs, tmp_path):
+    simulated = make_run(tmp_path, "mimose", 60, device="sim")
+    (panel,) = loss.draw([runs[0], simulated]).axes
+    assert panel.get_title() == "measured on cpu"
+    assert "the steps are simulated" in note(loss.draw([runs[0], simulated]))
+    (panel,) = loss.draw([simulated, simulated]).axes
+    assert [text.get_text() for text in panel.texts] == ["no loss: the steps are simulated"]
+    dead = make_run(tmp_path, "baseline", 60, dead_on_arrival=True)
+    (panel,) = loss.draw([dead]).axes
+    assert [text.get_text() for text in panel.texts] == ["no loss: no step finished"]
+
+
+def test_a_run_without_a_finished_step_has_no_bar(runs, tmp_path):
+    dead = make_run(tmp_path, "baseline", 59, dead_on_arrival=True)
+    figure = breakdown.draw([runs[2], dead])
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
+        "Full recomputation, 60 MB"
+    ]
+    assert "no step finished: Baseline, 59 MB (measured on cpu)" in note(figure)
+    (panel,) = breakdown.draw([dead]).axes
+    assert "no step finished" in panel.texts[0].get_text()

@@ -39,6 +39,9 @@ def test_unchecked_memory_has_a_panel_a_data_set_and_names_both_sides(fig3_resul
     assert "the paper (Fig 3), V100" in labels(figure)
     points = sum(len(line.get_xdata()) for line in figure.axes[0].lines[:2])
     assert points == 104
+    theirs, _, ours = figure.axes[0].lines
+    assert theirs.get_markerfacecolor() == "none"
+    assert theirs.get_zorder() > ours.get_zorder()
 
 
 def test_layer_selection_shows_every_curve_and_names_both_sides(fig9_result):
@@ -46,6 +49,9 @@ def test_layer_selection_shows_every_curve_and_names_both_sides(fig9_result):
     for text in (LABEL, "the paper (Fig 9), V100", *(f"{c} recomputed" for c in fig9.PLANS)):
         assert text in labels(figure)
     assert len(figure.axes[0].lines) == 10
+    for panel in figure.axes:
+        assert "paper" not in panel.get_title()
+        assert LABEL not in panel.get_title()
 
 
 def test_reproduced_figures_are_written_and_equal_rows_give_equal_files(
