@@ -50,6 +50,12 @@ def _options(
 
 
 Task = Annotated[str, typer.Option("--task", help="Task to train; 'list' names them.")]
+TaskOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task-option", metavar="KEY=VALUE", help="An option of the task's own; repeatable."
+    ),
+]
 Budget = Annotated[
     str,
     typer.Option(
@@ -84,12 +90,16 @@ Data = Annotated[
     typer.Option(
         "--data",
         help="auto (hub if it answers or is cached, else synthetic), hub, synthetic, or the path "
-        "of a file in the data set's own format.",
+        "of a file (or folder) in the data set's own format.",
     ),
 ]
 Vocab = Annotated[
     str | None,
-    typer.Option("--vocab", help="WordPiece vocabulary for --data PATH; else the one beside it."),
+    typer.Option(
+        "--vocab",
+        help="Tokenizer for --data PATH: vocab.txt, tokenizer.json or a folder with one; else the "
+        "one beside the data.",
+    ),
 ]
 Weights = Annotated[
     str, typer.Option("--weights", help="random, pretrained or the path of a saved model.")
@@ -163,6 +173,13 @@ Enforce = Annotated[
 LearningRate = Annotated[
     float | None, typer.Option("--lr", help="Learning rate; the task's own by default.")
 ]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(
+        "--optimizer",
+        help="adamw, sgd (as in the paper's released scripts) or momentum; the task's own.",
+    ),
+]
 BatchSize = Annotated[
     int | None, typer.Option("--batch-size", help="Samples in a batch; the task's own by default.")
 ]
@@ -219,6 +236,46 @@ def list_(json: AsJson = False) -> None:
             ],
         )
     )
+
+
+@app.command("data")
+def data_(
+    task: Annotated[str, typer.Argument(help="Task whose data to look at; 'list' names them.")],
+    data: Data = "auto",
+    vocab: Vocab = None,
+    scale: Scale = "full",
+    seed: Seed = 42,
+    batch_size: BatchSize = None,
+    task_option: TaskOptions = None,
+    batches: Annotated[
+        int | None,
+        typer.Option("--batches", min=1, help="Batches to look at; an epoch, at most 5000."),
+    ] = None,
+    figures: Annotated[
+        Path, typer.Option("--figures", help="Folder for the drawing (PNG and PDF).")
+    ] = Path("figures"),
+    json: AsJson = False,
+) -> None:
+    """Print how large a task's batches are beside the paper's (Fig 3), and draw it."""
+    from mimose_bench.experiments.distribution import describe, measure_distribution
+    from mimose_bench.experiments.tasks import TaskOptions, make_task
+    from mimose_bench.plots import draw_distribution
+
+    options = TaskOptions(
+        scale=scale,  # type: ignore[arg-type]  # it checks the name itself
+        data=data,
+        vocab=vocab,
+        seed=seed,
+        batch_size=batch_size,
+        extra=_pairs("--task-option", task_option),
+    )
+    found = measure_distribution(make_task(task, options), batches)
+    drawn = draw_distribution(found, figures)
+    if json:
+        _print_json({**found.to_json(), "figures": [str(path) for path in drawn]})
+        return
+    print(describe(found))
+    print("\n".join(["", *map(str, drawn)]))
 
 
 @app.command()
@@ -284,14 +341,19 @@ def calibrate(
 @app.command()
 def plan(
     padded: Annotated[
-        str, typer.Option("--lengths", help="Padded lengths to plan for, separated by commas.")
+        str,
+        typer.Option(
+            "--lengths",
+            help="Sizes to plan for, separated by commas: padded lengths (128,384), encoder x "
+            "decoder (128x512), or heights x widths of images (480x640).",
+        ),
     ] = "",
     bounds: Annotated[
         bool,
         typer.Option(
             "--bounds",
             help="Instead measure the least and the most memory of a batch of each of --lengths "
-            "(by default the longest), by itself.",
+            "(by default the largest), by itself.",
         ),
     ] = False,
     task: Task = "qa-bert",
@@ -314,13 +376,15 @@ def plan(
     zero_grad: ZeroGrad = "keep",
     foreach: Foreach = "auto",
     enforce: Enforce = True,
+    optimizer: Optimizer = None,
     batch_size: BatchSize = None,
+    task_option: TaskOptions = None,
     threads: Threads = None,
     json: AsJson = False,
 ) -> None:
-    """Print the plans a planner makes for given lengths; trains and records nothing."""
+    """Print the plans a planner makes for given sizes; trains and records nothing."""
     config = _config(locals())
-    asked = _lengths(padded) if padded or not bounds else []
+    asked = _sizes(padded) if padded or not bounds else []
     from dataclasses import asdict
 
     from mimose_bench.experiments import tables
@@ -329,17 +393,16 @@ def plan(
     from mimose_bench.experiments.run import opened, task_of
 
     if bounds:
+        work = task_of(config)
+        sizes = [work.parse_size(text) for text in asked] or [work.longest()]
         found = []
-        for length in asked or [None]:
+        for size in sizes:
             with opened(config) as opened_device:
-                work = task_of(config)
-                samples, longest, *rest = work.longest()
-                size = (config.batch_size or samples, length or longest, *rest)
                 found.append(measure_bounds(config, work, opened_device, size))
         if json:
             _print_json({"bounds": [asdict(each) for each in found]})
             return
-        print(describe_bounds(found, config.budget))
+        print(describe_bounds(found, work.unit, config.budget))
         return
     answers, facts = plan_sizes(config, asked)
     if json:
@@ -349,14 +412,14 @@ def plan(
         f"{len(facts['blocks'])} blocks, budget {tables.size(facts['budget_bytes'], 'none')}, "
         f"margin {tables.size(facts['margin_bytes'])}, {facts['device_label']}"
     )
-    headers = ("batch", "length", "recomputed", "predicted peak", "plan")
+    headers = ("batch", facts["unit"], "recomputed", "predicted peak", "plan")
     print(
         tables.table(
             headers,
             [
                 (
                     str(answer.size[0]),
-                    str(answer.size[1]),
+                    answer.shown,
                     tables.number(answer.num_recomputed, "d"),
                     tables.size(answer.predicted_peak_bytes),
                     describe(answer),
@@ -408,8 +471,10 @@ def run(
         ),
     ] = "stop",
     enforce: Enforce = True,
+    optimizer: Optimizer = None,
     lr: LearningRate = None,
     batch_size: BatchSize = None,
+    task_option: TaskOptions = None,
     threads: Threads = None,
     out: Out = RESULTS,
     quiet: Quiet = False,
@@ -648,23 +713,24 @@ def _config(options: dict[str, Any]) -> Any:
     budget, margin = options["budget"], options["margin"]
     given["budget"] = None if budget.strip().lower() == "none" else parse_bytes(budget)
     given["margin"] = None if margin is None else parse_bytes(margin)
-    given["planner_options"] = _planner_options(options["planner_option"])
+    given["planner_options"] = _pairs("--planner-option", options["planner_option"])
+    given["task_options"] = _pairs("--task-option", options["task_option"])
     return RunConfig(**given)
 
 
-def _lengths(text: str) -> list[int]:
-    lengths = [part.strip() for part in text.split(",") if part.strip()]
-    if not lengths or not all(part.isdigit() and int(part) > 0 for part in lengths):
-        raise ValueError("--lengths takes padded lengths separated by commas, for example 128,384")
-    return [int(part) for part in lengths]
+def _sizes(text: str) -> list[str]:
+    sizes = [part.strip() for part in text.split(",") if part.strip()]
+    if not sizes:
+        raise ValueError("--lengths takes sizes separated by commas, for example 128,384")
+    return sizes
 
 
-def _planner_options(given: list[str] | None) -> dict[str, str]:
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
     options = {}
     for item in given or ():
         key, sign, value = item.partition("=")
         if not key or not sign:
-            raise ValueError(f"--planner-option takes KEY=VALUE, not {item!r}")
+            raise ValueError(f"{option} takes KEY=VALUE, not {item!r}")
         options[key.strip().replace("-", "_")] = value
     return options
 

@@ -1,6 +1,6 @@
 """The least and the most memory that a task needs: the two ends of every budget sweep.
 
-The lower bound recomputes every block, the upper bound none, both at the longest batch; Fig 10 of
+The lower bound recomputes every block, the upper bound none, both at the largest batch; Fig 10 of
 the paper marks them with stars.
 """
 
@@ -29,12 +29,14 @@ class Bounds:
         lower_bytes: With every block recomputed.
         upper_bytes: With none recomputed; None where the device itself ran out.
         size: The batch measured.
+        shown: Its extents in words, e.g. ``384``.
         device_label: What was measured, e.g. ``measured on cpu``.
     """
 
     lower_bytes: int
     upper_bytes: int | None
     size: tuple[int, ...]
+    shown: str
     device_label: str
 
     def budget_at(self, share: float) -> int:
@@ -81,12 +83,12 @@ def measure_bounds(
         trainer.optimizer.zero_grad(set_to_none=True)
         del trainer
     assert peaks["full"] is not None
-    return Bounds(peaks["full"], peaks["baseline"], size, device.label)
+    return Bounds(peaks["full"], peaks["baseline"], size, task.describe_size(size), device.label)
 
 
-def describe_bounds(found: Sequence[Bounds], budget_bytes: int | None) -> str:
+def describe_bounds(found: Sequence[Bounds], unit: str, budget_bytes: int | None) -> str:
     """Return measured bounds as a table and what it leaves out, for the screen."""
-    headers = ["batch", "length", "every block recomputed", "none recomputed"]
+    headers = ["batch", unit, "every block recomputed", "none recomputed"]
     if budget_bytes is not None:
         headers.append(f"at {format_bytes(budget_bytes)}")
     rows = []
@@ -94,7 +96,7 @@ def describe_bounds(found: Sequence[Bounds], budget_bytes: int | None) -> str:
         upper = each.upper_bytes
         row = [
             str(each.size[0]),
-            str(each.size[1]),
+            each.shown,
             format_bytes(each.lower_bytes, up=True),
             "more than the device has" if upper is None else format_bytes(upper, up=True),
         ]
@@ -103,7 +105,7 @@ def describe_bounds(found: Sequence[Bounds], budget_bytes: int | None) -> str:
         rows.append(row)
     return (
         f"{table(headers, rows)}\n\npeak reserved, {found[0].device_label}, over steps at one "
-        "length by itself. Batches of many lengths leave memory cached that the next cannot use: a "
+        "size by itself. Batches of many sizes leave memory cached that the next cannot use: a "
         "budget for them needs room on top, or a planner that hands memory back."
     )
 

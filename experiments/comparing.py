@@ -16,7 +16,7 @@ import pandas as pd
 
 from mimose_bench.experiments.summary import LEARNING_PHASES, is_expected, planning_seconds
 
-_BATCH = ["input_size", "batch_size", "sequence_length"]
+_BATCH = ["input_size", "batch_size", "sequence_length", "decoder_length", "image_pixels"]
 _PLANNING = ("estimator", "scheduler")
 
 
@@ -54,7 +54,7 @@ def pair(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
             "repeat one of them with the other's --lengths"
         )
     if is_expected(steps):
-        both = _by_length(reference, steps)
+        both = _by_size(reference, steps)
     else:
         both = steps.merge(reference, on=["rank", "step"], suffixes=("", "_reference"))
     for column in _BATCH:
@@ -73,17 +73,17 @@ def pair(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     return paired.rename(columns={"step_seconds_reference": "reference_seconds"})
 
 
-def _by_length(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the steps that count in both runs, one a length.
+def _by_size(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps that count in both runs, one a size.
 
     Raises:
-        ValueError: If a length that both have stands for another share of the epoch.
+        ValueError: If a size that both have stands for another share of the epoch.
     """
     mine, theirs = (frame[frame["weight"] > 0] for frame in (steps, reference))
-    both = mine.merge(theirs, on=["rank", "sequence_length"], suffixes=("", "_reference"))
+    both = mine.merge(theirs, on=["rank", "input_size"], suffixes=("", "_reference"))
     # The renamed columns are what the check of the batches looks at.
-    both["sequence_length_reference"] = both["sequence_length"]
-    apart = set(mine["sequence_length"]) ^ set(theirs["sequence_length"])
+    both["input_size_reference"] = both["input_size"]
+    apart = set(mine["input_size"]) ^ set(theirs["input_size"])
     cut_short = min(len(mine), len(theirs)) == len(both)  # One run ended early.
     reweighed = (both["weight"] - both["weight_reference"]).abs() > 1e-9
     if reweighed.any() or (apart and not cut_short):

@@ -41,7 +41,7 @@ class RunConfig:
     data: str = "auto"
     """``auto``, ``hub``, ``synthetic`` or a path."""
     vocab: str | None = None
-    """WordPiece vocabulary for ``data`` paths."""
+    """Tokenizer for ``data`` paths."""
     weights: str = "random"
     """``random``, ``pretrained`` or a path."""
     attention: str = "eager"
@@ -73,6 +73,10 @@ class RunConfig:
     """Learning rate; None is the task's own."""
     batch_size: int | None = None
     """Batch size; None is the task's own."""
+    optimizer: str | None = None
+    """``adamw``, ``sgd`` or ``momentum``; None is the task's own."""
+    task_options: dict[str, str] = field(default_factory=dict)
+    """Options that only the task has, as text."""
     out: Path = Path("results")
     """Folder in which the run's own folder is made."""
     threads: int | None = None

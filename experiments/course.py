@@ -15,7 +15,7 @@ from typing import Protocol
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.loop import Step
 from mimose_bench.experiments.summary import LEARNING_PHASES
-from mimose_bench.experiments.tasks.base import Batch, LengthBin, Task
+from mimose_bench.experiments.tasks.base import Batch, Size, SizeBin, Task
 
 MOST_LEARNING = 30
 """Steps in which a planner may still measure before its steps count whatever their phase."""
@@ -74,7 +74,7 @@ class Expected:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._bins = task.length_bins()
+        self._bins = task.size_bins()
         self.total = 1 + len(self._bins)
         self._share = 0.0
         self._learning = False
@@ -82,16 +82,16 @@ class Expected:
 
     def batches(self, context: Context) -> Iterator[Batch]:
         """Yield preparing batches, then one a length."""
-        yield self._batch(self._bins[0].length, context)
-        for length in _spread(self._bins):
+        yield self._batch(self._bins[0].size, context)
+        for size in _spread(self._bins):
             if not self._goes_on():
                 break
-            yield self._batch(length, context)
-        for length, share in _mixed(self._bins):
+            yield self._batch(size, context)
+        for size, share in _mixed(self._bins):
             self._share = share
-            yield self._batch(length, context)
+            yield self._batch(size, context)
             while self._goes_on():  # What is to be expected is a step that does not measure.
-                yield self._batch(length, context)
+                yield self._batch(size, context)
 
     def weigh(self, step: Step) -> float:
         """Return the share of an epoch's batches that the step stands for."""
@@ -108,26 +108,25 @@ class Expected:
     def _goes_on(self) -> bool:
         return self._learning and self._num_learning < MOST_LEARNING
 
-    def _batch(self, length: int, context: Context) -> Batch:
-        samples, _, *rest = self._task.longest()
+    def _batch(self, size: Size, context: Context) -> Batch:
         with context():
-            return self._task.example_batch((samples, length, *rest))
+            return self._task.example_batch(size)
 
 
-def _mixed(bins: Sequence[LengthBin]) -> list[LengthBin]:
-    """Return the longest and then the others, neighbours far apart."""
+def _mixed(bins: Sequence[SizeBin]) -> list[SizeBin]:
+    """Return the largest and then the others, neighbours far apart."""
     golden = (5**0.5 - 1) / 2  # The multiples of no number are spread more evenly over a circle.
-    *others, longest = bins
-    return [longest, *(b for _, b in sorted((i * golden % 1.0, b) for i, b in enumerate(others)))]
+    *others, largest = bins
+    return [largest, *(b for _, b in sorted((i * golden % 1.0, b) for i, b in enumerate(others)))]
 
 
-def _spread(bins: Sequence[LengthBin]) -> Iterator[int]:
-    """Yield the longest length, then the median, the quartiles, the eighths and so on."""
-    yield bins[-1].length
+def _spread(bins: Sequence[SizeBin]) -> Iterator[Size]:
+    """Yield the largest size, then the median, the quartiles, the eighths and so on."""
+    yield bins[-1].size
     reached = list(accumulate(share for _, share in bins))
     parts = 2
     while True:
         for odd in range(1, parts, 2):
-            within = (b.length for b, upto in zip(bins, reached) if upto >= odd / parts)
-            yield next(within, bins[-1].length)
+            within = (b.size for b, upto in zip(bins, reached) if upto >= odd / parts)
+            yield next(within, bins[-1].size)
         parts *= 2

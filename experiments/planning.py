@@ -28,6 +28,7 @@ class Planned:
 
     Attributes:
         size: The batch, e.g. ``(12, 384)``.
+        shown: Its extents in words, e.g. ``384``.
         plan: The plan in words, or None where nothing fits.
         num_recomputed: Blocks recomputed.
         predicted_peak_bytes: Predicted peak of allocated bytes, where the planner predicts.
@@ -35,42 +36,47 @@ class Planned:
     """
 
     size: tuple[int, ...]
+    shown: str
     plan: str | None
     num_recomputed: int | None
     predicted_peak_bytes: int | None
     least_budget_bytes: int | None = None
 
 
-def plan_sizes(config: RunConfig, lengths: Sequence[int]) -> tuple[list[Planned], dict[str, Any]]:
-    """Return what ``config``'s planner would do for a batch of each of ``lengths``.
+def plan_sizes(config: RunConfig, sizes: Sequence[str]) -> tuple[list[Planned], dict[str, Any]]:
+    """Return what ``config``'s planner would do for a batch of each of ``sizes``.
 
-    A planner that learns is shown a dozen steps whose lengths spread over the task's; their
+    A planner that learns is shown a dozen steps whose sizes spread over the task's; their
     gradients train a throw-away model. Nothing is recorded.
 
+    Args:
+        config: The run.
+        sizes: What :meth:`~mimose_bench.experiments.tasks.base.Task.parse_size` takes.
+
     Returns:
-        An answer a length, and facts about the measurement: device label, blocks, margin.
+        An answer a size, and facts about the measurement: device label, blocks, margin.
 
     Raises:
-        ValueError: If something about the configuration or a length is wrong.
+        ValueError: If something about the configuration or a size is wrong.
         Infeasible: If a step that was to teach the planner did not fit the budget.
         torch.OutOfMemoryError: If it did not fit the device either.
     """
     planner = make_planner(config.planner, **config.options())
     with opened(config) as device:
         task = task_of(config)
-        longest = task.longest()
-        sizes = [(config.batch_size or longest[0], length, *longest[2:]) for length in lengths]
-        for size in sizes:
-            task.example_batch(size)  # refuses a length that the task never has, before the work
+        parsed = [task.parse_size(text) for text in sizes]
+        for size in parsed:
+            task.example_batch(size)  # refuses a size that the task never has, before the work
         torch.manual_seed(config.seed)
         model = device.build(task.build_model)
         device.adopt(model)
         with attach(model, config.budget, planner, device=device, enforce=config.enforce) as handle:
             trainer = Trainer(task, model, handle, config)
             _teach(task, trainer, device)
-            answers = [_ask(handle, size) for size in sizes]
+            answers = [_ask(handle, task, size) for size in parsed]
             facts = {
                 "device_label": device.label,
+                "unit": task.unit,
                 "blocks": list(handle.block_names),
                 "budget_bytes": config.budget,
                 "margin_bytes": getattr(planner, "margin_bytes", None),
@@ -79,12 +85,10 @@ def plan_sizes(config: RunConfig, lengths: Sequence[int]) -> tuple[list[Planned]
 
 
 def _teach(task: Task, trainer: Trainer, device: Device) -> None:
-    longest = task.longest()
-    shortest = max(longest[1] // 8, 16)
+    seen = sorted({*(b.size for b in task.size_bins()), task.longest()})
+    last = len(seen) - 1
     for number in range(PROFILED_STEPS):
-        share = number / (PROFILED_STEPS - 1)
-        length = round(shortest + share * (longest[1] - shortest))
-        batch = task.example_batch((longest[0], length, *longest[2:]))
+        batch = task.example_batch(seen[round(number * last / (PROFILED_STEPS - 1))])
         try:
             record, _ = trainer.train(batch, device.put(batch.tensors))
         except torch.OutOfMemoryError as error:
@@ -98,22 +102,23 @@ def _teach(task: Task, trainer: Trainer, device: Device) -> None:
             if least is None:
                 raise torch.OutOfMemoryError(failure)
             raise Infeasible(
-                f"a batch of {batch.size[0]} of length {batch.size[1]} ran out of memory while it "
-                "was to be measured; with every block recomputed it needs "
-                f"{format_bytes(least, up=True)}: give a larger budget",
+                f"a batch of {batch.num_samples} of {task.describe_size(batch.size)} {task.unit} "
+                "ran out of memory while it was to be measured; with every block recomputed it "
+                f"needs {format_bytes(least, up=True)}: give a larger budget",
                 least,
             )
         if record is not None and record.phase in ("static", "responsive"):
             break
 
 
-def _ask(handle: Handle, size: tuple[int, ...]) -> Planned:
+def _ask(handle: Handle, task: Task, size: tuple[int, ...]) -> Planned:
+    shown = task.describe_size(size)
     try:
         decision = handle.decide(size)
     except Infeasible as error:
-        return Planned(size, None, None, None, error.least_budget_bytes)
+        return Planned(size, shown, None, None, None, error.least_budget_bytes)
     plan = decision.plan
-    return Planned(size, str(plan), plan.num_recomputed, decision.predicted_peak_bytes)
+    return Planned(size, shown, str(plan), plan.num_recomputed, decision.predicted_peak_bytes)
 
 
 def describe(planned: Planned) -> str:

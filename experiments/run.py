@@ -57,6 +57,8 @@ def task_of(config: RunConfig) -> Task:
             seed=config.seed,
             batch_size=config.batch_size,
             lr=config.lr,
+            optimizer=config.optimizer,
+            extra=config.task_options,
         ),
     )
 
@@ -107,7 +109,9 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
             )
         )
         task = task_of(config)
-        writer.update(data=task.data_source.to_json(), task_settings=task.settings())
+        writer.update(
+            data=task.data_source.to_json(), task_settings=task.settings(), size_unit=task.unit
+        )
         torch.manual_seed(config.seed)
         model = device.build(task.build_model)
         device.adopt(model)
@@ -149,7 +153,7 @@ def _train(
     with contextlib.closing(batches):  # type: ignore[type-var]  # a generator
         for step in trainer.steps(batches):
             weight = course.weigh(step)
-            _write(writer, step, handle, weight)
+            _write(writer, step, handle, trainer.task, weight)
             record = step.record
             reserved = None if record is None or weight is not None else record.peak_reserved_bytes
             progress.step(peak_bytes=reserved, loss=step.loss, total=course.total)
@@ -184,8 +188,11 @@ def _train(
     return RunResult(EXIT_OUT_OF_MEMORY, info, failure)
 
 
-def _write(writer: RunWriter, step: Step, handle: Handle, weight: float | None) -> None:
+def _write(
+    writer: RunWriter, step: Step, handle: Handle, task: Task, weight: float | None
+) -> None:
     batch = step.batch
+    extents = task.extents(batch.size)
     if step.record is None:
         plan = Plan.recompute_each(len(handle.block_names))
         row: dict[str, Any] = {
@@ -193,8 +200,8 @@ def _write(writer: RunWriter, step: Step, handle: Handle, weight: float | None) 
             "step": step.number,
             "phase": "responsive",
             "input_size": batch.input_size,
-            "batch_size": batch.size[0],
-            "sequence_length": batch.size[1],
+            "batch_size": batch.num_samples,
+            **extents,
             "plan": str(plan),
             "num_recomputed": plan.num_recomputed,
             "outcome": "oom",
@@ -207,7 +214,8 @@ def _write(writer: RunWriter, step: Step, handle: Handle, weight: float | None) 
         step.record,
         step=step.number,
         input_size=batch.input_size,
-        sequence_length=batch.size[1],
+        batch_size=batch.num_samples,
+        **extents,
         loss=step.loss,
         wait_seconds=step.wait_seconds,
         weight=weight,
@@ -217,7 +225,9 @@ def _write(writer: RunWriter, step: Step, handle: Handle, weight: float | None) 
 
 def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str]:
     """Return the run's outcome should it end here, and the sentence that says why."""
-    where = f"step {step.number} (batch of {step.batch.size[0]}, length {step.batch.size[1]})"
+    task, batch = trainer.task, step.batch
+    size = task.describe_size(batch.size)
+    where = f"step {step.number} (batch of {batch.num_samples}, {size} {task.unit})"
     if step.least_budget_bytes is not None:
         least = format_bytes(step.least_budget_bytes, up=True)
         return "infeasible", f"{where} does not fit: {step.error}; the least budget is {least}"
@@ -232,17 +242,19 @@ def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str]
     return "oom", (
         f"{text}; with every block recomputed this batch needs a budget of "
         f"{format_bytes(least_bytes, up=True)} ({least_bytes} bytes)"
-        + _longer(trainer.task.longest(), step.batch.size)
+        + _longer(task, batch.size)
     )
 
 
-def _longer(longest: Size, size: Size) -> str:
+def _longer(task: Task, size: Size) -> str:
     """Return what to add where other batches need more than the one that failed."""
+    longest = task.longest()
     if size >= longest:
         return ""
     return (
-        f", and longer ones more: 'mimose-bench plan --bounds' measures length {longest[1]}, "
-        "and batches of many lengths leave memory cached that the next cannot use"
+        ", and larger ones more: 'mimose-bench plan --bounds' measures "
+        f"{task.describe_size(longest)} {task.unit}, and batches of many sizes leave memory cached "
+        "that the next cannot use"
     )
 
 

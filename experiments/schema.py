@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from mimose.records import StepRecord
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised whenever a column or a key of ``run.json`` is added or changes its meaning.
 
 2: ``weight`` in the steps, ``clock`` in ``run.json``; runs of version 1 have neither.
+3: ``decoder_length`` and ``image_pixels`` in the steps.
 """
 
 RUN_OUTCOMES = ("running", "done", "oom", "infeasible", "interrupted", "failed")
@@ -30,6 +31,8 @@ STEPS = pa.schema(
         ("input_size", pa.int64()),
         ("batch_size", pa.int64()),
         ("sequence_length", pa.int64()),
+        ("decoder_length", pa.int64()),
+        ("image_pixels", pa.int64()),
         ("plan", pa.string()),
         ("num_recomputed", pa.int64()),
         ("loss", pa.float64()),
@@ -78,6 +81,8 @@ def step_row(
     input_size: int,
     batch_size: int | None = None,
     sequence_length: int | None = None,
+    decoder_length: int | None = None,
+    image_pixels: int | None = None,
     loss: float | None = None,
     wait_seconds: float | None = None,
     weight: float | None = None,
@@ -93,7 +98,9 @@ def step_row(
         step: Number of the iteration, from 0.
         input_size: Padded tokens, or pixels, of the whole mini-batch.
         batch_size: Samples in the mini-batch; by default what the record says.
-        sequence_length: Padded length, where the task has one.
+        sequence_length: Padded length of text, the encoder's where there is a decoder.
+        decoder_length: Padded length of the decoder's text, where there is one.
+        image_pixels: Padded height times width of an image.
         loss: The loss, or None if the step never got that far.
         wait_seconds: Time spent waiting for the batch, which ``step_seconds`` leaves out.
         weight: In a run over expected lengths the share of an epoch's batches that the step stands
@@ -109,6 +116,8 @@ def step_row(
         "input_size": input_size,
         "batch_size": batch_size,
         "sequence_length": sequence_length,
+        "decoder_length": decoder_length,
+        "image_pixels": image_pixels,
         "loss": loss,
         "outcome": "oom",
         "wait_seconds": wait_seconds,

@@ -73,7 +73,7 @@ def steps(run: Run, count: int) -> str:
     columns = (
         "step",
         "phase",
-        "length",
+        "pixels" if run.steps["image_pixels"].notna().any() else "length",
         *(["weight"] if weighted else []),
         "recomputed",
         "peak allocated",
@@ -84,7 +84,7 @@ def steps(run: Run, count: int) -> str:
     )
     rows = []
     for row in run.steps.tail(count).to_dict("records"):
-        length = row["sequence_length"]
+        length = row["image_pixels"] if absent(row["sequence_length"]) else row["sequence_length"]
         rows.append(
             (
                 number(row["step"], "d"),

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mimose_bench.experiments.distribution import Distribution
 from mimose_bench.experiments.figures.result import Reproduction
 from mimose_bench.experiments.names import unknown_name
 from mimose_bench.experiments.reading import Run
 from mimose_bench.plots import (
     breakdown,
+    input_sizes,
     layer_selection,
     loss,
     peak_memory,
@@ -36,7 +38,16 @@ REPRODUCED: dict[str, tuple[str, Callable[[Reproduction], Any]]] = {
 }
 """File name and function by the name of the reproduced figure."""
 
-__all__ = ["FIGURES", "REPRODUCED", "draw_figures", "draw_reproduced"]
+__all__ = ["FIGURES", "REPRODUCED", "draw_distribution", "draw_figures", "draw_reproduced"]
+
+
+def draw_distribution(found: Distribution, folder: str | Path) -> list[Path]:
+    """Draw the sizes of a task's batches as PNG and PDF; return the files.
+
+    Raises:
+        ValueError: If the folder cannot be written.
+    """
+    return style.save(input_sizes.draw(found), Path(folder), f"input-sizes-{found.task}")
 
 
 def draw_reproduced(result: Reproduction, folder: str | Path) -> list[Path]:

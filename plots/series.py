@@ -106,7 +106,9 @@ def size_axis(steps: pd.DataFrame) -> tuple[pd.Series, str]:
     """Return each step's place along an axis of input sizes, and the axis's label."""
     if steps["sequence_length"].notna().any():
         return steps["sequence_length"], "padded length (tokens)"
-    return steps["input_size"], "input size (pixels)"
+    if steps["image_pixels"].notna().any():
+        return steps["image_pixels"], "height x width (pixels)"
+    return steps["input_size"], "input size (pixels of the batch)"
 
 
 def order(run: Run) -> tuple[int, bool, int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from mimose_bench.experiments.paper import Histogram
+from mimose_bench.experiments.paper import Histogram, length_histogram
 
 
 class LengthBin(NamedTuple):
@@ -90,6 +90,12 @@ class BatchLengths:
             if share > 0
         )
 
+    @property
+    def greatest(self) -> int:
+        """Greatest length that :meth:`draw` can return."""
+        shares, edges = self.histogram.shares, self.histogram.edges
+        return self._stretched(max(high for high, share in zip(edges[1:], shares) if share > 0))
+
     def draw_below(self, rng: np.random.Generator, batch_size: int, longest: int) -> np.ndarray:
         """Return lengths of which one is ``longest`` and none is longer."""
         shift = math.log(self.stretch)
@@ -103,3 +109,56 @@ class BatchLengths:
 
     def _stretched(self, length: float) -> int:
         return max(round(min(length, self.longest) * self.stretch), self.floor)
+
+
+class _Shown(NamedTuple):
+    """What Fig 3 shows of a data set besides its histogram, and the body fitted to that."""
+
+    longest: int
+    cut: bool
+    body: NormalDist
+    batches: int  # in an epoch
+
+
+# Each body is a lognormal fitted so that the longest of the paper's number of examples (SWAG 16,
+# each the longest of four choices; SQuAD 12; GLUE-QQP 32; UN_PC 8) has the histogram's mean and
+# quantiles: so it is sure where it makes the longest, and less so below.
+_SHOWN = {
+    "SWAG": _Shown(145, False, NormalDist(3.412, 0.339), 4597),
+    "SQuAD": _Shown(512, True, NormalDist(5.032, 0.397), 7375),
+    "GLUE-QQP": _Shown(332, False, NormalDist(3.279, 0.455), 11371),
+    "UN_PC": _Shown(460, False, NormalDist(3.391, 0.578), 500),
+}
+
+
+def paper_batches(dataset: str, max_length: int, floor: int) -> BatchLengths:
+    """Return the lengths of a data set's batches as the paper's Fig 3 shows them.
+
+    Args:
+        dataset: The data set as Fig 3 calls it.
+        max_length: Tokens that the model takes; where these are fewer than the figure's longest,
+            all lengths are shortened in proportion.
+        floor: Least length of an example.
+    """
+    shown = _SHOWN[dataset]
+    return BatchLengths(
+        histogram=_to_its_end(length_histogram(dataset), shown.batches),
+        body=shown.body,
+        longest=shown.longest,
+        cut=shown.cut,
+        stretch=min(1.0, max_length / shown.longest),
+        floor=floor,
+    )
+
+
+def _to_its_end(histogram: Histogram, batches: int) -> Histogram:
+    """Return a histogram whose last bin holds a batch at least.
+
+    A histogram's bins end at the longest, so that the last is not empty; in the figure its bar is
+    too low to be seen where thousands of batches share the axis.
+    """
+    *shares, last = histogram.shares
+    if last > 0:
+        return histogram
+    kept = 1 - 1 / batches
+    return replace(histogram, shares=(*(share * kept for share in shares), 1 / batches))

@@ -4,58 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from mimose_bench.experiments.data.batch import Batch
+from mimose_bench.experiments.data.examples import QaExample
 from mimose_bench.experiments.data.lengths import LengthBin, bins_of
 from mimose_bench.experiments.data.order import epoch_batches
 from mimose_bench.experiments.data.sources import DataSource
-
-
-class QaExample(NamedTuple):
-    """``[CLS] question [SEP] context [SEP]`` as token ids, with the answer's place.
-
-    Attributes:
-        tokens: Token ids, 1-D, not padded.
-        num_question_tokens: How many of them come before the context.
-        start: Position of the answer's first token; 0 where the window does not hold the answer.
-        end: Position of its last token; 0 likewise.
-    """
-
-    tokens: np.ndarray
-    num_question_tokens: int
-    start: int
-    end: int
-
-
-class QaData(Protocol):
-    """Examples from anywhere, in batches."""
-
-    source: DataSource
-    vocab_size: int
-    pad_id: int
-
-    @property
-    def num_examples(self) -> int:
-        """Number of examples in an epoch."""
-
-    @property
-    def longest(self) -> int:
-        """Length of the longest example there can be, in tokens."""
-
-    def batches(self, batch_size: int, steps: int, seed: int) -> Iterator[list[QaExample]]:
-        """Yield the examples of ``steps`` batches; equal seeds give equal batches."""
-
-    def length_bins(self, batch_size: int, seed: int, width: float) -> tuple[LengthBin, ...]:
-        """Return the distribution of an epoch's padded batch lengths.
-
-        Args:
-            batch_size: Samples in a batch.
-            seed: The seed of the epoch, for data whose batches depend on their order.
-            width: Width of a bin in tokens, for data that brings none of its own.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +106,7 @@ def collate(examples: Sequence[QaExample], pad_id: int) -> Batch:
     mask = np.zeros(shape, dtype=np.int64)
     for row, (example, length) in enumerate(zip(examples, lengths)):
         ids[row, :length] = example.tokens
-        types[row, example.num_question_tokens : length] = 1
+        types[row, example.split : length] = 1
         mask[row, :length] = 1
     arrays = {
         "input_ids": ids,

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import accumulate
 from typing import Any, NamedTuple
+
+import numpy as np
 
 _GIB = 1 << 30
 _HISTOGRAM_KEYS = {"SWAG": "S", "SQuAD": "K", "GLUE-QQP": "Q", "UN_PC": "U"}
@@ -44,6 +49,49 @@ class Histogram:
         """The bins' edges, one more than there are bins."""
         return tuple(self.first_edge + i * self.bin_width for i in range(len(self.shares) + 1))
 
+    @property
+    def mean(self) -> float:
+        """Mean length, each bin's batches taken to lie at its middle."""
+        return self._moment(1)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the length; likewise."""
+        return math.sqrt(max(self._moment(2) - self.mean**2, 0.0))
+
+    def quantile(self, share: float) -> float:
+        """Return the length below which ``share`` of the batches lie, evenly spread in a bin."""
+        return float(np.interp(share, self._reached, self.edges))
+
+    def shares_between(self, edges: Sequence[float]) -> np.ndarray:
+        """Return the share of the batches between each two of ``edges``."""
+        return np.diff(np.interp(edges, self.edges, self._reached))
+
+    @property
+    def _reached(self) -> tuple[float, ...]:
+        return (0.0, *accumulate(self.shares))
+
+    def _moment(self, power: int) -> float:
+        middles = (edge + self.bin_width / 2 for edge in self.edges)
+        return sum(share * x**power for share, x in zip(self.shares, middles))
+
+
+@dataclass(frozen=True, slots=True)
+class AreaSummary:
+    """What is known of the areas of a detector's padded images, in pixels.
+
+    Attributes:
+        mean: Their mean.
+        least: The smallest.
+        greatest: The largest.
+        source: Where this comes from.
+    """
+
+    mean: float
+    least: int
+    greatest: int
+    source: str
+
 
 class MemoryPoint(NamedTuple):
     """Peak memory at one input size (padded length, or height x width for images)."""
@@ -71,6 +119,12 @@ def length_histogram(dataset: str) -> Histogram:
     shares = data["h"][key]
     total = sum(shares)  # 0.995 to 0.999 as drawn: bars too low to see are missing
     return Histogram(first, width, tuple(share / total for share in shares))
+
+
+def detection_areas(task: str) -> AreaSummary | None:
+    """Return the image areas in a log that the paper's authors released, if there is one."""
+    found = _load("areas").get(task)
+    return None if found is None else AreaSummary(**found)
 
 
 def unchecked_memory(dataset: str) -> tuple[MemoryPoint, ...]:

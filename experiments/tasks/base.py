@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from mimose.records import Size
 from mimose_bench.experiments.data.batch import Batch
-from mimose_bench.experiments.data.lengths import LengthBin
 from mimose_bench.experiments.data.sources import DataSource
 from mimose_bench.experiments.paper import Histogram
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 Scale = Literal["full", "small", "tiny"]
 Attention = Literal["eager", "sdpa"]
+Unit = Literal["tokens", "pixels"]
 SCALES: tuple[Scale, ...] = ("full", "small", "tiny")
 ATTENTIONS: tuple[Attention, ...] = ("eager", "sdpa")
 
@@ -28,12 +28,25 @@ __all__ = [
     "Attention",
     "Batch",
     "DataSource",
-    "LengthBin",
     "Scale",
     "Size",
+    "SizeBin",
     "Task",
     "TaskOptions",
+    "Unit",
 ]
+
+
+class SizeBin(NamedTuple):
+    """One of the sizes that stand for an epoch's batches.
+
+    Attributes:
+        size: Size of a full batch.
+        share: Share of the batches; all bins' shares sum to one.
+    """
+
+    size: Size
+    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +58,7 @@ class TaskOptions:
     data: str = "auto"
     """``auto``, ``hub``, ``synthetic`` or the path of a file in the data set's own format."""
     vocab: str | Path | None = None
-    """Vocabulary for a local file; by default the one next to it."""
+    """Tokenizer for a local file of text; by default the one next to it."""
     weights: str = "random"
     """``random``, ``pretrained`` or the path of a saved model."""
     attention: Attention = "eager"
@@ -56,6 +69,10 @@ class TaskOptions:
     """Samples in a batch; None for the scale's own number."""
     lr: float | None = None
     """Learning rate; None for the scale's own."""
+    optimizer: str | None = None
+    """Name of the optimizer; None for the task's own."""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """Options that only this task has."""
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -78,6 +95,7 @@ class Task(Protocol):
     Attributes:
         name: Its name on the command line.
         title: Its name in the paper.
+        unit: What ``size[1]`` counts: a batch's padded length in tokens, or an image's pixels.
         scale: The size of its model.
         batch_size: Samples in a full batch.
         data_source: Where its data comes from.
@@ -85,11 +103,16 @@ class Task(Protocol):
 
     name: str
     title: str
+    unit: Unit
     scale: Scale
     batch_size: int
     data_source: DataSource
 
     def __init__(self, options: TaskOptions) -> None: ...
+
+    @property
+    def epoch_steps(self) -> int:
+        """Number of batches in an epoch, the last one possibly smaller."""
 
     def build_model(self) -> nn.Module:
         """Return the model in training mode, on the CPU.
@@ -141,11 +164,30 @@ class Task(Protocol):
     def paper_lengths(self) -> Histogram | None:
         """Return the paper's histogram of padded batch lengths, where it shows one."""
 
-    def length_bins(self) -> tuple[LengthBin, ...]:
-        """Return the distribution of an epoch's padded batch lengths, the shortest first.
+    def size_bins(self) -> tuple[SizeBin, ...]:
+        """Return the distribution of an epoch's batch sizes, the smallest first.
 
-        Generated data is drawn from the paper's histogram, whose bins these are; other data is
-        binned likewise over one epoch of the task's own batches. All batches count as full ones.
+        Where batches of text are generated from a histogram of the paper these are its bins; other
+        data is binned likewise over batches of the task's own. All count as full batches.
+        """
+
+    def parse_size(self, text: str) -> Size:
+        """Return the size of a full batch that a user means by ``text``.
+
+        Text: ``384`` (tokens), or ``384x128`` for encoder and decoder. Images: ``480x640``
+        (height and width in pixels), or ``480`` for square ones.
+
+        Raises:
+            ValueError: If ``text`` is nothing of the kind.
+        """
+
+    def describe_size(self, size: Size) -> str:
+        """Return a size, the rows left out, as a user would read it."""
+
+    def extents(self, size: Size) -> dict[str, int]:
+        """Return the columns of ``steps.parquet`` that say the extents of a size, by their names.
+
+        ``sequence_length``, with ``decoder_length`` where there is a decoder, or ``image_pixels``.
         """
 
     def settings(self) -> dict[str, Any]:

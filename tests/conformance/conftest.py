@@ -161,6 +161,12 @@ def lab(config: RunConfig, bounds: Bounds) -> Iterator[Lab]:
 
 
 @pytest.fixture
+def make_lab() -> type[Lab]:
+    """Return the class, for tests of other tasks than the one above."""
+    return Lab
+
+
+@pytest.fixture
 def report(
     record_property: Callable[[str, object], None],
 ) -> Callable[..., None]:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from mimose.plan import Plan
 from mimose.planners.mimose.collector import Sample, to_row
-from mimose.planners.mimose.estimator import Estimator, Features
+from mimose.planners.mimose.estimator import Estimator
+from mimose.planners.mimose.features import Features
 
 
 def samples_of(machine, sizes):

@@ -1,9 +1,8 @@
 """The lightning estimator: per-block quadratics in the size, all fitted and evaluated at once.
 
-The paper (section IV-C) derives the degree from four classes of operators, of which attention's
-scores grow fastest, with the square of the length. Everything is proportional to the batch, so the
-features are batch x (1, length, length^2); what a step holds whatever its batch (a dense embedding
-gradient) gets a feature of its own as soon as several batch sizes tell the two apart.
+What the features are is :mod:`mimose.planners.mimose.features`'s affair. Everything is proportional
+to the batch but for what a step holds whatever its batch (a dense embedding gradient): that gets a
+feature of its own as soon as several batch sizes tell the two apart, and is bounded until then.
 """
 
 from __future__ import annotations
@@ -12,65 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mimose.costs import Profile
-from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, Sample
+from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, Row, Sample
+from mimose.planners.mimose.features import Features, Matrix
 from mimose.planners.mimose.storages import Packing, Storages
 from mimose.records import Size
-
-Matrix = NDArray[np.float64]
-
-
-class Features:
-    """Turns sizes into rows of a least-squares problem, with as many columns as samples allow.
-
-    One distinct length gives a constant, two a line, three or more a quadratic; two lengths (an
-    encoder's and a decoder's) give all products up to degree two.
-
-    Attributes:
-        num_columns: Number of features.
-        constant: Whether the first feature does not depend on the batch.
-    """
-
-    def __init__(self, sizes: Sequence[Size]) -> None:
-        distinct = sorted(set(sizes))
-        self._scale = np.maximum(np.array(distinct, np.float64).max(axis=0), 1.0).tolist()
-        degrees = [min(len({s[i] for s in distinct}) - 1, 2) for i in range(1, len(distinct[0]))]
-        shapes = sorted({s[1:] for s in distinct})
-        powers = _powers(degrees)[: len(shapes)]
-        # Without columns that no sample could tell apart a fit is exact where it can be.
-        self.constant = len({s[0] for s in distinct}) > 1 and len(distinct) > len(powers)
-        self._powers = powers
-        self.num_columns = len(powers) + self.constant
-
-    def row(self, size: Size) -> list[float]:
-        """Return the features of one size."""
-        scale = self._scale
-        batch = size[0] / scale[0]
-        lengths = [x / s for x, s in zip(size[1:], scale[1:])]
-        row = [1.0] if self.constant else []
-        for powers in self._powers:
-            value = batch
-            for length, power in zip(lengths, powers):
-                if power == 1:
-                    value *= length
-                elif power == 2:
-                    value *= length * length
-            row.append(value)
-        return row
-
-    def batch_share(self, size: Size) -> float:
-        """Return the batch of ``size`` relative to the largest one seen."""
-        return float(size[0] / self._scale[0])
-
-
-def _powers(degrees: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return exponents of the lengths, lowest total degree first, within each length's degree."""
-    powers: list[tuple[int, ...]] = [()]
-    for degree in degrees:
-        powers = [(*p, d) for p in powers for d in range(degree + 1) if sum(p) + d <= 2]
-    return sorted(powers, key=lambda p: (sum(p), max(p, default=0), tuple(-x for x in p)))
 
 
 class Estimator:
@@ -81,6 +27,9 @@ class Estimator:
         num_blocks: The model's number of blocks.
         optimizer_peak: See :class:`~mimose.costs.Profile`.
         optimizer_state: See :class:`~mimose.costs.Profile`.
+        fixed: A row as :func:`~mimose.planners.mimose.collector.to_row` returns it: the most that
+            may not depend on the batch. It matters only where an extent never varied, so that
+            what grows with it cannot be told from that; unbounded by default.
 
     Attributes:
         fitted_range: The least and the greatest size of the samples, extent by extent.
@@ -93,12 +42,14 @@ class Estimator:
         num_blocks: int,
         optimizer_peak: int = 0,
         optimizer_state: int = 0,
+        fixed: Row | None = None,
     ) -> None:
         sizes = [s.size for s in samples]
         self._num_blocks = num_blocks
         self._optimizer = (optimizer_peak, optimizer_state)
         self._num_bytes = len(PER_BLOCK) * num_blocks + len(OUTSIDE)
-        self._features = Features(sizes)
+        targets = np.array([s.bytes for s in samples])
+        self._features = Features(sizes, targets)
         extents = np.array(sizes)
         self.fitted_range: tuple[Size, Size] = (
             tuple(extents.min(axis=0).tolist()),
@@ -106,10 +57,15 @@ class Estimator:
         )
         self.num_shapes = len({s[1:] for s in sizes})
         design = np.array([self._features.row(s) for s in sizes])
-        targets = np.array([s.bytes for s in samples])
-        times = _fit_times(design, np.array([s.seconds for s in samples]))
+        times = _fit_times(self._features, design, np.array([s.seconds for s in samples]))
         self._storages = Storages(samples, design)
         self._coefficients = np.hstack([np.linalg.lstsq(design, targets, rcond=None)[0], times])
+        # The first column counts the intercept as scaling with the batch, which one batch size
+        # cannot tell. What does not is counted in full instead, where that is more.
+        intercept = np.maximum(self._coefficients[0, : self._num_bytes], 0.0)
+        if fixed is not None and self._hides_an_extent():
+            intercept = np.minimum(intercept, fixed)
+        self._intercept = intercept
 
     def covers(self, size: Size, slack: int = 0) -> bool:
         """Whether ``size`` is no larger than what the samples show.
@@ -122,10 +78,15 @@ class Estimator:
         least, greatest = self.fitted_range
         if len(size) != len(greatest) or size[0] > greatest[0]:
             return False
-        return all(
+        return self._features.follows(size) and all(
             x <= g + (slack if low < g else 0)
             for x, g, low in zip(size[1:], greatest[1:], least[1:])
         )
+
+    def _hides_an_extent(self) -> bool:
+        least, greatest = self.fitted_range
+        constant = [low == high for low, high in zip(least[1:], greatest[1:])]
+        return any(constant) and not all(constant)
 
     def clip(self, size: Size) -> Size:
         """Return ``size`` with lengths below the fitted range raised to its lower end."""
@@ -142,12 +103,8 @@ class Estimator:
         values = row @ self._coefficients
         count, split = self._num_blocks, self._num_bytes
         share = self._features.batch_share(size)
-        if share != 1.0 and not self._features.constant:
-            # One batch size cannot tell what scales with the batch from what does not. The first
-            # column is the intercept: the row counts it as scaling; count it in full instead
-            # where that is more.
-            intercept = self._coefficients[0] * (1.0 - share)
-            values[:split] += np.maximum(intercept[:split], 0.0)
+        if share < 1.0 and not self._features.constant:
+            values[:split] += self._intercept * (1.0 - share)
         np.maximum(values, 0.0, out=values)
         numbers = np.rint(values[:split]).astype(np.int64).tolist()
         seconds = values[split:].tolist()
@@ -164,20 +121,24 @@ class Estimator:
         )
 
 
-def _fit_times(design: Matrix, seconds: Matrix) -> Matrix:
+def _fit_times(features: Features, design: Matrix, seconds: Matrix) -> Matrix:
     """Fit forward times; steps that another process disturbed do not count.
 
     Times that are unknown (NaN: the first iteration's are warm-up) are left out, and so are steps
     whose total is more than three deviations (by the median) off a first fit.
     """
     known = ~np.isnan(seconds).any(axis=1)
+    fit = np.zeros((design.shape[1], seconds.shape[1]))
     if not known.any():
-        return np.zeros((design.shape[1], seconds.shape[1]))
+        return fit
     design, seconds = design[known], seconds[known]
-    fit = np.linalg.lstsq(design, seconds, rcond=None)[0]
-    off = np.abs((seconds - design @ fit).sum(axis=1))
+    columns = features.for_times(design, seconds)
+    design = design[:, columns]
+    found = np.linalg.lstsq(design, seconds, rcond=None)[0]
+    off = np.abs((seconds - design @ found).sum(axis=1))
     bound = 3 * 1.4826 * np.median(off)
     good = off <= bound
     if bound > 0 and design.shape[1] < good.sum() < len(off):
-        fit = np.linalg.lstsq(design[good], seconds[good], rcond=None)[0]
-    return np.asarray(fit)
+        found = np.linalg.lstsq(design[good], seconds[good], rcond=None)[0]
+    fit[columns] = found
+    return fit

@@ -228,7 +228,7 @@ def test_the_optimizers_form_is_handed_on(foreach):
 
 
 def test_the_bins_are_those_of_the_papers_histogram_at_full_scale():
-    bins = _task().length_bins()
+    bins = _task().size_bins()
     shares = [s for s in length_histogram("SQuAD").shares if s > 0]
     assert [b.share for b in bins] == pytest.approx(shares)
-    assert bins[-1].length == 512
+    assert bins[-1].size == (12, 512)

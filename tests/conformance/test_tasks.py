@@ -1,0 +1,90 @@
+"""Every task of the paper, at its smallest scale, under planners that must not change a bit of it."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from mimose.devices import open_device
+from mimose_bench.experiments.bounds import measure_bounds
+from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.run import task_of
+from mimose_bench.experiments.tasks import TASKS
+
+STEPS = 30
+LEARNING_STEPS = 200
+
+
+@dataclass
+class Trained:
+    """What a run leaves behind."""
+
+    losses: list
+    records: list
+    state: dict
+    peak: int
+
+
+@pytest.fixture(params=TASKS)
+def config(request):
+    return RunConfig(task=request.param, scale="tiny", data="synthetic", device="cpu", threads=1)
+
+
+@pytest.fixture
+def open_lab(config, make_lab):
+    def opened():
+        device = open_device("cpu", reset_peaks=True)
+        return make_lab(device, task_of(config), config)
+
+    return opened
+
+
+def train(open_lab, planner, budget=None, steps=STEPS):
+    lab = open_lab()
+    trainer = lab.trainer(planner, budget, enforce=budget is not None)
+    taken = list(trainer.steps(lab.task.batches(steps)))
+    assert [s.error for s in taken] == [None] * steps
+    assert not lab.violations(taken)
+    with lab.device.host_memory():
+        state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    records = [s.record for s in taken]
+    peak = max(r.peak_reserved_bytes for r in records)
+    lab.close()
+    lab.device.close()
+    return Trained([s.loss for s in taken], records, state, peak)
+
+
+def test_no_planner_changes_a_loss_or_a_weight(config, open_lab, report):
+    lab = open_lab()
+    bounds = measure_bounds(config, lab.task, lab.device)
+    num_full = lab.task.sizes(STEPS)
+    assert sum(1 for _ in num_full) == STEPS
+    lab.device.close()
+    budget = bounds.budget_at(0.5)
+    baseline = train(open_lab, "baseline")
+    full = train(open_lab, "full")
+    mimose = train(open_lab, "mimose", budget)
+    for trained in (full, mimose):
+        assert trained.losses == baseline.losses
+        for name, expected in baseline.state.items():  # Batch norm's statistics among them.
+            assert torch.equal(trained.state[name], expected), name
+    assert full.peak < baseline.peak
+    assert mimose.peak <= budget
+    responsive = [r for r in mimose.records if r.phase == "responsive"]
+    assert responsive
+    report(
+        task=config.task,
+        blocks=full.records[0].plan.num_blocks,
+        baseline_MiB=baseline.peak / 2**20,
+        full_MiB=full.peak / 2**20,
+        budget_MiB=budget / 2**20,
+        mimose_MiB=mimose.peak / 2**20,
+        recomputed=sum(r.plan.num_recomputed for r in responsive) / len(responsive),
+    )
+
+
+def test_what_is_generated_can_be_learnt(config, open_lab, report):
+    trained = train(open_lab, "baseline", steps=LEARNING_STEPS)
+    first, last = (sum(part) / 40 for part in (trained.losses[:40], trained.losses[-40:]))
+    report(task=config.task, first=first, last=last)
+    assert last < 0.9 * first
