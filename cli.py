@@ -389,12 +389,12 @@ def plan(
 
     from mimose_bench.experiments import tables
     from mimose_bench.experiments.bounds import describe_bounds, measure_bounds
-    from mimose_bench.experiments.planning import describe, plan_sizes
+    from mimose_bench.experiments.planning import describe, parse_sizes, plan_sizes
     from mimose_bench.experiments.run import opened, task_of
 
     if bounds:
         work = task_of(config)
-        sizes = [work.parse_size(text) for text in asked] or [work.longest()]
+        sizes = parse_sizes(work, asked) or [work.longest()]
         found = []
         for size in sizes:
             with opened(config) as opened_device:

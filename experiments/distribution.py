@@ -158,6 +158,8 @@ def _bars(found: Distribution) -> Iterable[str]:
     shares = np.histogram(found.lengths, edges)[0] / len(found.lengths)
     theirs = None if found.paper is None else found.paper.shares_between(edges)
     most = max(shares.max(), 1e-9)
+    heading = f"{found.unit + ' of a batch':>21}  {'here':>6}"
+    yield heading if theirs is None else f"{heading}  {'paper':>6}"
     for number, (low, high) in enumerate(pairwise(edges)):
         bar = "#" * round(_WIDEST_BAR * shares[number] / most)
         beside = "" if theirs is None else f"  {theirs[number]:6.1%}"

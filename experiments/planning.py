@@ -12,6 +12,7 @@ from mimose.costs import Infeasible
 from mimose.devices.base import Device
 from mimose.handle import Handle, attach
 from mimose.planners import make_planner
+from mimose.records import Size
 from mimose.units import format_bytes
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.loop import Trainer
@@ -64,9 +65,7 @@ def plan_sizes(config: RunConfig, sizes: Sequence[str]) -> tuple[list[Planned], 
     planner = make_planner(config.planner, **config.options())
     with opened(config) as device:
         task = task_of(config)
-        parsed = [task.parse_size(text) for text in sizes]
-        for size in parsed:
-            task.example_batch(size)  # refuses a size that the task never has, before the work
+        parsed = parse_sizes(task, sizes)
         torch.manual_seed(config.seed)
         model = device.build(task.build_model)
         device.adopt(model)
@@ -82,6 +81,23 @@ def plan_sizes(config: RunConfig, sizes: Sequence[str]) -> tuple[list[Planned], 
                 "margin_bytes": getattr(planner, "margin_bytes", None),
             }
     return answers, facts
+
+
+def parse_sizes(task: Task, texts: Sequence[str]) -> list[Size]:
+    """Return the sizes that a user means by ``texts``.
+
+    Raises:
+        ValueError: If one is not a size, or not one that the task has batches of.
+    """
+    sizes = []
+    for text in texts:
+        try:
+            size = task.parse_size(text)
+            task.example_batch(size)
+        except ValueError as error:
+            raise ValueError(f"--lengths {text}: {error}") from error
+        sizes.append(size)
+    return sizes
 
 
 def _teach(task: Task, trainer: Trainer, device: Device) -> None:

@@ -188,9 +188,7 @@ def _train(
     return RunResult(EXIT_OUT_OF_MEMORY, info, failure)
 
 
-def _write(
-    writer: RunWriter, step: Step, handle: Handle, task: Task, weight: float | None
-) -> None:
+def _write(writer: RunWriter, step: Step, handle: Handle, task: Task, weight: float | None) -> None:
     batch = step.batch
     extents = task.extents(batch.size)
     if step.record is None:
@@ -241,8 +239,7 @@ def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str]
         return "oom", f"{text}: {step.error}"
     return "oom", (
         f"{text}; with every block recomputed this batch needs a budget of "
-        f"{format_bytes(least_bytes, up=True)} ({least_bytes} bytes)"
-        + _longer(task, batch.size)
+        f"{format_bytes(least_bytes, up=True)} ({least_bytes} bytes)" + _longer(task, batch.size)
     )
 
 

@@ -31,8 +31,6 @@ STEPS = pa.schema(
         ("input_size", pa.int64()),
         ("batch_size", pa.int64()),
         ("sequence_length", pa.int64()),
-        ("decoder_length", pa.int64()),
-        ("image_pixels", pa.int64()),
         ("plan", pa.string()),
         ("num_recomputed", pa.int64()),
         ("loss", pa.float64()),
@@ -56,6 +54,8 @@ STEPS = pa.schema(
         ("swapped_bytes", pa.int64()),
         ("wait_seconds", pa.float64()),
         ("weight", pa.float64()),
+        ("decoder_length", pa.int64()),
+        ("image_pixels", pa.int64()),
     ]
 )
 

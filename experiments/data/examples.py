@@ -34,6 +34,11 @@ class QaExample(NamedTuple):
         """Length in tokens."""
         return (len(self.tokens),)
 
+    @staticmethod
+    def lengths_in(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the lengths of many examples; see :class:`TextExample`."""
+        return np.diff(columns["tokens.bounds"])[:, None]
+
 
 class PairExample(NamedTuple):
     """Two sentences and the class that the pair is of.
@@ -52,6 +57,11 @@ class PairExample(NamedTuple):
     def lengths(self) -> tuple[int]:
         """Length in tokens."""
         return (len(self.tokens),)
+
+    @staticmethod
+    def lengths_in(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the lengths of many examples; see :class:`TextExample`."""
+        return np.diff(columns["tokens.bounds"])[:, None]
 
 
 class ChoiceExample(NamedTuple):
@@ -79,6 +89,14 @@ class ChoiceExample(NamedTuple):
         """Length of the longest choice in tokens."""
         return (int(np.diff(self.ends, prepend=0).max()),)
 
+    @staticmethod
+    def lengths_in(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the lengths of many examples; see :class:`TextExample`."""
+        ends, first = columns["ends"], columns["ends.bounds"][:-1]
+        lengths = np.diff(ends, prepend=0)
+        lengths[first] = ends[first]
+        return np.maximum.reduceat(lengths, first)[:, None]
+
 
 class TranslationExample(NamedTuple):
     """A sentence in two languages.
@@ -96,6 +114,12 @@ class TranslationExample(NamedTuple):
         """Lengths of source and target in tokens."""
         return len(self.source), len(self.target)
 
+    @staticmethod
+    def lengths_in(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the lengths of many examples; see :class:`TextExample`."""
+        bounds = columns["source.bounds"], columns["target.bounds"]
+        return np.stack([np.diff(each) for each in bounds], axis=1)
+
 
 class TextExample(Protocol):
     """Any of the above."""
@@ -103,6 +127,10 @@ class TextExample(Protocol):
     @property
     def lengths(self) -> tuple[int, ...]:
         """The lengths that a batch is padded to, one for each of a model's inputs."""
+
+    @staticmethod
+    def lengths_in(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return ``lengths`` of the examples in a :class:`Packed`'s columns, one a row."""
 
 
 E = TypeVar("E", bound=TextExample)
@@ -174,6 +202,25 @@ class Packed(Generic[E]):
     def __len__(self) -> int:
         return min(len(self.columns[n]) - 1 for n in self._bounds) if self._bounds else 0
 
+    def is_whole(self) -> bool:
+        """Return whether the columns are those of at least one example of the kind."""
+        counts = set()
+        for name in self._fields:
+            column = self.columns.get(name, np.zeros(0))
+            bounds = self.columns.get(f"{name}.bounds")
+            parts = [column] if bounds is None else [column, bounds]
+            if any(part.ndim != 1 or part.dtype.kind != "i" for part in parts):
+                return False
+            if bounds is None:
+                counts.add(len(column))
+            elif not len(bounds) or bounds[0] or bounds[-1] != len(column):
+                return False
+            elif (np.diff(bounds) < 0).any():
+                return False
+            else:
+                counts.add(len(bounds) - 1)
+        return bool(self._ragged) and len(counts) == 1 and counts.pop() > 0
+
     @property
     def _bounds(self) -> list[str]:
         return [f"{name}.bounds" for name in self._ragged]
@@ -207,7 +254,7 @@ class StoredText(Generic[E]):
     @property
     def lengths(self) -> np.ndarray:
         """Lengths of each example in tokens, of shape ``(examples, number of lengths)``."""
-        return np.array([self.examples[i].lengths for i in range(len(self.examples))])
+        return self.examples.kind.lengths_in(self.examples.columns)
 
     @property
     def longest(self) -> tuple[int, ...]:

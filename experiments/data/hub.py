@@ -66,11 +66,26 @@ def load_split(names: tuple[str, ...], split: str) -> Any:
             return datasets.load_dataset(names[0], split=split)
         except Exception as error:  # the libraries below raise whatever their transport does
             failure = error
+    found = load_cached(names, split)
+    if found is None:
+        raise _unavailable(f"the data set {names[0]!r}", failure)
+    return found
+
+
+def load_cached(names: tuple[str, ...], split: str) -> Any:
+    """Return one split of a data set from the local cache, None where there is no copy.
+
+    Args:
+        names: Names under which the cache may hold the data set.
+        split: For example ``train``.
+    """
+    import datasets
+
     with _offline():
         for name in names:
             with contextlib.suppress(Exception):
                 return datasets.load_dataset(name, split=split)
-    raise _unavailable(f"the data set {names[0]!r}", failure)
+    return None
 
 
 def load_tokenizer(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _NAMED = 3
+_LONGEST_NAME = 60
 
 
 class Omissions:
@@ -16,7 +17,7 @@ class Omissions:
 
     def add(self, reason: str, name: str) -> None:
         """Leave out the record called ``name``, for example because it ``has no answer``."""
-        self._names.setdefault(reason, []).append(name)
+        self._names.setdefault(reason, []).append(_printable(name))
 
     def extend(self, other: Omissions) -> None:
         """Leave out also what ``other`` does."""
@@ -30,3 +31,9 @@ class Omissions:
             + (f" and {len(names) - _NAMED} more)" if len(names) > _NAMED else ")")
             for reason, names in self._names.items()
         )
+
+
+def _printable(name: str) -> str:
+    """Return a name, which a file may have made anything, as a short part of one line."""
+    name = "".join(c if c.isprintable() else " " for c in name[: 2 * _LONGEST_NAME]).strip()
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."

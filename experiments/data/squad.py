@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mimose_bench.experiments.data.fields import MalformedError, text_of
+from mimose_bench.experiments.data.local import read_data
 from mimose_bench.experiments.data.omissions import Omissions
 
 
@@ -22,10 +24,6 @@ class Question:
     answer_end: int
 
 
-class _MalformedError(Exception):
-    """Why a record cannot be used."""
-
-
 def read_squad(path: Path) -> tuple[list[Question], Omissions]:
     """Return the usable questions of a SQuAD v1.1 JSON file, and what was left out.
 
@@ -33,7 +31,12 @@ def read_squad(path: Path) -> tuple[list[Question], Omissions]:
         ValueError: If the file is missing, unreadable, empty, cut off or not SQuAD, or if none of
             its questions is usable.
     """
-    articles = _articles(path)
+    return parse_squad(path, read_data(path, "SQuAD JSON file"))
+
+
+def parse_squad(path: Path, data: bytes) -> tuple[list[Question], Omissions]:
+    """Return the same of a file's content; ``path`` is for messages."""
+    articles = _articles(path, data)
     omitted = Omissions()
     questions = list(_questions(articles, omitted))
     if not questions:
@@ -52,36 +55,32 @@ def from_rows(rows: Iterable[dict[str, Any]]) -> tuple[list[Question], Omissions
     omitted = Omissions()
     questions = []
     for number, row in enumerate(rows):
-        answers = row.get("answers") or {}
-        pairs = zip(answers.get("text", ()), answers.get("answer_start", ()))
-        qa = dict(row, answers=[{"text": t, "answer_start": s} for t, s in pairs])
         name = str(row.get("id", f"row {number}"))
+        answers = row.get("answers")
+        texts, starts = (
+            answers.get(field) if isinstance(answers, dict) else None
+            for field in ("text", "answer_start")
+        )
+        pairs = zip(texts or (), starts or ())
+        qa = dict(row, answers=[{"text": t, "answer_start": s} for t, s in pairs])
         try:
             questions.append(_question(name, qa, row.get("context")))
-        except _MalformedError as error:
+        except MalformedError as error:
             omitted.add(str(error), name)
     return questions, omitted
 
 
-def _articles(path: Path) -> list[Any]:
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: give the SQuAD JSON file in it")
+def _articles(path: Path, data: bytes) -> list[Any]:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ValueError(f"there is no data file {path}") from None
-    except OSError as error:
-        raise ValueError(f"data file {path} cannot be read: {error.strerror}") from error
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a SQuAD file: it is not text in UTF-8") from None
-    if not text.strip():
-        raise ValueError(f"data file {path} is empty: download it again")
     wanted = 'a SQuAD v1.1 file is a JSON object with a list "data" of articles'
     if text.lstrip()[0] not in "{[":
         raise ValueError(f"{path} is not JSON: {wanted}")
     try:
         content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         where = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise ValueError(
             f"{path} breaks off or is damaged{where}: it is not complete JSON, download it again"
@@ -112,32 +111,22 @@ def _questions(articles: list[Any], omitted: Omissions) -> Iterator[Question]:
                     name = str(qa["id"])
                 try:
                     yield _question(name, qa, paragraph.get("context"))
-                except _MalformedError as error:
+                except MalformedError as error:
                     omitted.add(str(error), name)
 
 
 def _question(name: str, qa: Any, context: Any) -> Question:
     if not isinstance(qa, dict):
-        raise _MalformedError("not an object")
-    question = _text(qa.get("question"), "a question")
-    context = _text(context, "a context")
+        raise MalformedError("not an object")
+    question = text_of(qa.get("question"), "a question")
+    context = text_of(context, "a context")
     answers = qa.get("answers")
     if not isinstance(answers, list) or not answers or not isinstance(answers[0], dict):
-        raise _MalformedError("without an answer")
-    answer = _text(answers[0].get("text"), "an answer text")
+        raise MalformedError("without an answer")
+    answer = text_of(answers[0].get("text"), "an answer text")
     start = answers[0].get("answer_start")
     if isinstance(start, bool) or not isinstance(start, int):
-        raise _MalformedError("without a whole number answer_start")
+        raise MalformedError("without a whole number answer_start")
     if start < 0 or context[start : start + len(answer)] != answer:
-        raise _MalformedError("whose answer does not stand in its context at answer_start")
+        raise MalformedError("whose answer does not stand in its context at answer_start")
     return Question(name, question.lstrip(), context, start, start + len(answer))
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise _MalformedError(f"without {what}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise _MalformedError(f"with half a character in {what}") from None
-    return value

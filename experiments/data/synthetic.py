@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,29 @@ E = TypeVar("E", bound=TextExample)
 _STREAM = 0x51AD  # keeps these draws apart from others with the same seed
 
 
+class Ids(NamedTuple):
+    """Ids of special tokens, where a family of models has them.
+
+    Attributes:
+        pad: Fills a batch.
+        cls: Stands for the whole sequence.
+        sep: Ends a text.
+        mark: The first of some that stand for what is to be learnt.
+        words: The first of all others.
+    """
+
+    pad: int
+    cls: int
+    sep: int
+    mark: int
+    words: int
+
+
+BERT = Ids(pad=0, cls=1, sep=2, mark=3, words=5)
+ROBERTA = Ids(pad=1, cls=0, sep=2, mark=4, words=6)
+XLNET = Ids(pad=5, cls=3, sep=4, mark=7, words=9)
+
+
 @dataclass(frozen=True, slots=True)
 class Generated(ABC, Generic[E]):
     """Examples of random words, in batches of the paper's padded lengths.
@@ -26,7 +49,7 @@ class Generated(ABC, Generic[E]):
     Attributes:
         dataset: Whose lengths, as the paper's Fig 3 calls it.
         floor: Least length of an example.
-        pad_id: The token that batches are padded with.
+        ids: Its special tokens.
         source: What to say of this data.
         max_length: Greatest length in tokens that the model takes.
         vocab_size: Token ids run below it.
@@ -35,7 +58,7 @@ class Generated(ABC, Generic[E]):
 
     dataset: ClassVar[str]
     floor: ClassVar[int]
-    pad_id: ClassVar[int] = 0
+    ids: ClassVar[Ids] = BERT
 
     source: DataSource
     max_length: int
@@ -45,6 +68,11 @@ class Generated(ABC, Generic[E]):
     @abstractmethod
     def _example(self, rng: np.random.Generator, length: int) -> E:
         """Return an example whose first length is ``length``."""
+
+    @property
+    def pad_id(self) -> int:
+        """The token that batches are padded with."""
+        return self.ids.pad
 
     @property
     def longest(self) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mimose_bench.experiments.data.examples import QaExample
 from mimose_bench.experiments.data.omissions import Omissions
-from mimose_bench.experiments.data.qa import QaExample
 from mimose_bench.experiments.data.squad import Question
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Every task of the paper, at its smallest scale, under planners that must not change a bit of it."""
+"""Every task of the paper, at its smallest scale: no planner may change a bit of it."""
 
 from dataclasses import dataclass
 

@@ -7,20 +7,19 @@ import pytest
 
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.course import MOST_LEARNING, Expected, course_of
-from mimose_bench.experiments.data.lengths import LengthBin
 from mimose_bench.experiments.loop import Step
+from mimose_bench.experiments.tasks.base import SizeBin
 
-BINS = tuple(LengthBin(n, share) for n, share in ((100, 0.1), (200, 0.4), (300, 0.3), (400, 0.2)))
+BINS = tuple(
+    SizeBin((12, n, 7), share) for n, share in ((100, 0.1), (200, 0.4), (300, 0.3), (400, 0.2))
+)
 
 
 class Task:
     """A task whose batches are their own sizes."""
 
-    def length_bins(self):
+    def size_bins(self):
         return BINS
-
-    def longest(self):
-        return (12, 400, 7)
 
     def example_batch(self, size):
         return SimpleNamespace(size=size)
@@ -42,7 +41,7 @@ def walk(phase):
     return taken, course
 
 
-COUNTED = [(b.length, b.share) for b in (BINS[3], BINS[0], BINS[2], BINS[1])]
+COUNTED = [(b.size[1], b.share) for b in (BINS[3], BINS[0], BINS[2], BINS[1])]
 
 
 def test_a_planner_that_does_not_learn_takes_one_step_first():

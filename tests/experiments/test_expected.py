@@ -83,6 +83,7 @@ def test_other_distributions_and_sampled_runs_are_not_compared():
         comparing.pair(reference, frame([9.0, 1.0, 2.0, 4.0], [0.0, 0.3, 0.4, 0.3]))
     moved = frame([9.0, 1.0, 2.0, 4.0], [0.0, 0.2, 0.5, 0.3])
     moved["sequence_length"] += 50
+    moved["input_size"] += 600
     with pytest.raises(ValueError, match="other expected lengths"):
         comparing.pair(reference, moved)
     with pytest.raises(ValueError, match="repeat one of them with the other's --lengths"):

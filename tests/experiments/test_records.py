@@ -53,7 +53,8 @@ def create(parent, **info):
 
 
 def test_the_columns_are_those_of_the_contract_in_their_order():
-    assert " ".join(STEPS.names) == f"{DESIGN_COLUMNS} wait_seconds weight"
+    more = "wait_seconds weight decoder_length image_pixels"
+    assert " ".join(STEPS.names) == f"{DESIGN_COLUMNS} {more}"
     assert " ".join(BLOCKS.names) == (
         "step input_size block activation_bytes output_bytes forward_seconds valid"
     )

@@ -132,13 +132,13 @@ def _fit_times(features: Features, design: Matrix, seconds: Matrix) -> Matrix:
     if not known.any():
         return fit
     design, seconds = design[known], seconds[known]
-    columns = features.for_times(design, seconds)
-    design = design[:, columns]
-    found = np.linalg.lstsq(design, seconds, rcond=None)[0]
-    off = np.abs((seconds - design @ found).sum(axis=1))
+    columns = features.for_times(design)
+    first = np.linalg.lstsq(design[:, columns], seconds, rcond=None)[0]
+    off = np.abs((seconds - design[:, columns] @ first).sum(axis=1))
     bound = 3 * 1.4826 * np.median(off)
     good = off <= bound
-    if bound > 0 and design.shape[1] < good.sum() < len(off):
-        found = np.linalg.lstsq(design[good], seconds[good], rcond=None)[0]
-    fit[columns] = found
+    if bound > 0 and len(columns) < good.sum() < len(off):
+        design, seconds = design[good], seconds[good]
+    columns = features.for_times(design, seconds)
+    fit[columns] = np.linalg.lstsq(design[:, columns], seconds, rcond=None)[0]
     return fit

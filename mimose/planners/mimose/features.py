@@ -54,22 +54,21 @@ class Features:
         degrees = [min(n - 1, 1 if self._many else 2) for n in distinct]
         candidates = _powers(degrees)
         rows = np.array([self._products(s, candidates) for s in sizes])
+        # Behind all the others, so that it takes no column's place where samples are few.
+        ones = np.ones((len(sizes), int(len({s[0] for s in sizes}) > 1)))
         kept = choose(
-            rows,
+            np.hstack([rows, ones]),
             targets,
-            needed=[sum(p) < 2 for p in candidates],
+            needed=[sum(p) < 2 for p in candidates] + [True] * ones.shape[1],
             least=_INDEPENDENT_OF_MANY if self._many else _INDEPENDENT,
         )
+        self.constant = len(candidates) in kept
+        kept = [i for i in kept if i < len(candidates)]
         self._powers = [candidates[i] for i in kept]
         # What follows from other columns in every sample is expected to do so in a new size.
         bound = [i for i, p in enumerate(candidates) if self._many and sum(p) and i not in kept]
         self._bound = [candidates[i] for i in bound]
         self._relations = np.linalg.lstsq(rows[:, kept], rows[:, bound], rcond=None)[0]
-        several = len({s[0] for s in sizes}) > 1
-        self.constant = several and len(set(sizes)) > len(kept)
-        if self.constant and targets is not None:
-            with_constant = np.hstack([rows[:, kept], np.ones((len(rows), 1))])
-            self.constant = bool(np.linalg.matrix_rank(with_constant) > len(kept))
         self.num_columns = len(kept) + self.constant
 
     def row(self, size: Size) -> list[float]:
@@ -105,7 +104,7 @@ class Features:
             row.append(value)
         return row
 
-    def for_times(self, design: Matrix, seconds: Matrix) -> list[int]:
+    def for_times(self, design: Matrix, seconds: Matrix | None = None) -> list[int]:
         """Return the columns of ``design`` that explain ``seconds``, which are noisy.
 
         Nearly equal columns would share the noise out between large numbers of either sign: where

@@ -99,7 +99,8 @@ class Knowledge:
             grown = grown_gradients(info, len(self.block_names))
             state = self._optimizer_state(grown[0])
             samples = self._samples(grads_resident, grown)
-            found = Estimator(samples, len(self.block_names), self._optimizer_peak, state)
+            fixed = _fixed(info, len(self.block_names))
+            found = Estimator(samples, len(self.block_names), self._optimizer_peak, state, fixed)
             self._estimators[grads_resident] = found
         return found
 
@@ -163,3 +164,28 @@ class Knowledge:
         self._store = SampleStore.from_json(data["samples"])
         self.whole_model.samples = [(int(x), int(y)) for x, y in data["whole_model"]]
         return self
+
+
+def _fixed(info: ModelInfo, num_blocks: int) -> Row | None:
+    """Return a row of the most bytes that may not depend on the batch; None if unknown.
+
+    Those are of the parameters' sizes: copies in another type under autocast, which stay from the
+    forward on, and gradients in backward. A parameter outside the blocks that is used several
+    times (an embedding tied to the head) has a sum of its gradients, a new one and their new sum.
+    """
+    if len(info.grad_bytes) != num_blocks:
+        return None
+    own = np.array(info.grad_bytes, np.float64)
+    others = float(info.other_grad_bytes)
+    before = others + np.cumsum(own) - own
+    backward = 3 * others + before[-1:] + 2 * own.max()
+    by_column = {
+        "activation": own,
+        "output": np.zeros(num_blocks),
+        "level": before,
+        "kept_peak": own,
+        "checkpoint_peak": own,
+        "backward_peak": np.repeat(backward, num_blocks),
+    }
+    outside = np.array([others, backward[0], backward[0]])
+    return np.concatenate([*(by_column[name] for name in PER_BLOCK), outside])

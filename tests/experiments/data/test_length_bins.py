@@ -3,10 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mimose_bench.experiments.data.lengths import LengthBin, bins_of
-from mimose_bench.experiments.data.qa import QaExample, QaFeatures, TextQa
+from mimose_bench.experiments.data.examples import Packed, QaExample, StoredText
+from mimose_bench.experiments.data.lengths import LengthBin, bins_of, paper_batches
 from mimose_bench.experiments.data.sources import DataSource
-from mimose_bench.experiments.data.synthetic import squad_lengths
 
 SOURCE = DataSource(kind="path", detail="a file", reason="test")
 
@@ -22,7 +21,7 @@ def test_one_length_is_one_bin():
 
 @pytest.mark.parametrize("max_length", [512, 128])
 def test_generated_bins_are_the_distribution_that_is_drawn_from(max_length):
-    lengths = squad_lengths(max_length)
+    lengths = paper_batches("SQuAD", max_length, 16)
     bins = lengths.bins()
     assert sum(b.share for b in bins) == pytest.approx(1.0)
     assert [b.length for b in bins] == sorted({b.length for b in bins})
@@ -38,7 +37,7 @@ def test_generated_bins_are_the_distribution_that_is_drawn_from(max_length):
 def test_real_data_is_binned_over_its_own_epoch():
     rng = np.random.default_rng(0)
     examples = [QaExample(np.zeros(int(n), np.int32), 3, 0, 0) for n in rng.integers(20, 100, 103)]
-    data = TextQa(QaFeatures.pack(examples), SOURCE, 100, 0)
+    data = StoredText(Packed.pack(QaExample, examples), SOURCE, 100, 0)
     bins = data.length_bins(4, seed=5, width=8.0)
     padded = [max(len(e.tokens) for e in batch) for batch in data.batches(4, 26, 5)]
     assert sum(b.share for b in bins) == pytest.approx(1.0)

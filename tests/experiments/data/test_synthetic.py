@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mimose_bench.experiments.data.sources import DataSource
-from mimose_bench.experiments.data.synthetic import SyntheticQa
+from mimose_bench.experiments.data.synthetic_qa import SyntheticQa
 
 SOURCE = DataSource(kind="synthetic", detail="words", reason="test")
 
@@ -46,12 +46,12 @@ def test_the_marks_stand_at_the_answers_ends(max_length):
     for batch in data.batches(4, 50, seed=3):
         for example in batch:
             tokens = example.tokens
-            assert 0 < example.num_question_tokens <= example.start < example.end < len(tokens) - 1
+            assert 0 < example.split <= example.start < example.end < len(tokens) - 1
             assert (tokens == tokens[example.start]).sum() == 1
             assert (tokens == tokens[example.end]).sum() == 1
             assert tokens[0] == 1
             assert np.flatnonzero(tokens == 2).tolist() == [
-                example.num_question_tokens - 1,
+                example.split - 1,
                 len(tokens) - 1,
             ]
             assert 0 < tokens.min() <= tokens.max() < 64
@@ -72,7 +72,7 @@ def test_seed_fixes_content_and_number_of_steps_does_not_matter():
 
 @pytest.mark.parametrize("length", [8, 9, 15, 16, 17, 100, 512])
 def test_examples_of_a_given_size(length):
-    examples = _data().examples_of_size(6, length, seed=0)
+    examples = _data().examples_of_size(6, (length,), seed=0)
     assert len(examples) == 6
     assert max(len(e.tokens) for e in examples) == length
     assert all(e.start < e.end < len(e.tokens) - 1 for e in examples)

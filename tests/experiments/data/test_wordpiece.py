@@ -2,7 +2,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mimose_bench.experiments.data.qa import QaFeatures
+from mimose_bench.experiments.data.examples import Packed, QaExample
 from mimose_bench.experiments.data.squad import Question
 from mimose_bench.experiments.data.wordpiece import (
     find_vocabulary,
@@ -29,7 +29,7 @@ def test_lays_out_question_and_context(vocab_path):
     assert len(omitted) == 0
     words = _words(tokenizer, example)
     assert " ".join(words) == "[CLS] when ? [SEP] built in 18 ##12 . [SEP]"
-    assert example.num_question_tokens == 4
+    assert example.split == 4
     assert words[example.start : example.end + 1] == ["18", "##12"]
 
 
@@ -44,7 +44,7 @@ def test_long_context_becomes_overlapping_windows(vocab_path):
     context = " ".join(["town", "river", "stone", "bridge"] * 10) + " mill"
     examples, _ = tokenize([_question(context, "mill")], tokenizer, max_length=16, stride=4)
     assert max(len(e.tokens) for e in examples) == 16
-    bodies = [_words(tokenizer, e)[e.num_question_tokens : -1] for e in examples]
+    bodies = [_words(tokenizer, e)[e.split : -1] for e in examples]
     rebuilt = bodies[0]
     for body in bodies[1:]:
         assert rebuilt[-4:] == body[:4]
@@ -99,7 +99,7 @@ def test_question_without_room_for_its_context_is_left_out(vocab_path):
     fits = _question(context, "town", " ".join(["who"] * 8), "fits")
     long = _question(context, "town", " ".join(["who"] * 9), "long")
     examples, omitted = tokenize([fits, long], tokenizer, max_length=16, stride=4)
-    assert {e.num_question_tokens for e in examples} == {10}
+    assert {e.split for e in examples} == {10}
     assert omitted.describe() == "1 whose question is longer than 8 tokens (long)"
 
 
@@ -142,9 +142,9 @@ def test_features_unpack_to_what_was_packed(vocab_path):
     tokenizer = read_vocabulary(vocab_path)
     context = " ".join(["town", "river", "mill"] * 12)
     examples, _ = tokenize([_question(context, "mill")], tokenizer, 20, 5)
-    features = QaFeatures.pack(examples)
+    features = Packed.pack(QaExample, examples)
     assert len(features) == len(examples) > 2
-    assert features.lengths.tolist() == [len(e.tokens) for e in examples]
+    assert [len(f.tokens) for f in features] == [len(e.tokens) for e in examples]
     for packed, example in zip(features, examples):
         assert packed.tokens.tolist() == example.tokens.tolist()
         assert packed[1:] == example[1:]
