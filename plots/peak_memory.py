@@ -11,17 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mimose_bench.experiments.paper import MemoryPoint, peak_by_input_size
+from mimose_bench.experiments.paper import PEAKS_SHOWN, MemoryPoint, peak_by_input_size
 from mimose_bench.experiments.reading import Run
+from mimose_bench.experiments.tasks import TASKS
 from mimose_bench.plots import series, style
-
-_TITLES = {
-    "mc-roberta": "MC-Roberta",
-    "tr-t5": "TR-T5",
-    "qa-bert": "QA-Bert",
-    "tc-bert": "TC-Bert",
-}
-"""Tasks with a padded length along the axis, as the paper's Fig 11 calls them."""
 
 _DIED = "#D55E00"
 
@@ -56,7 +49,7 @@ def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
             style.title(panel, (style.look(planner).label, device, lengths))
             panel.set_ylim(0, 1.06 * tops[device] / style.memory_unit(tops[device])[0])
         if paper:
-            _paper_panel(axes[-1], paper)
+            _paper_panel(axes[-1], paper, series.size_axis(runs[0].steps)[1])
         _legend(figure, colours, runs)
         style.notes(figure, series.length_notes(runs) + series.alike_notes(runs))
     return figure
@@ -64,8 +57,9 @@ def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
 
 def paper_points(task: str) -> PaperPoints | None:
     """Return the paper's points for ``task``, or None if its Fig 11 does not show it."""
-    title = _TITLES.get(task)
-    return None if title is None else peak_by_input_size(title)
+    if task not in TASKS or TASKS[task].title not in PEAKS_SHOWN:
+        return None
+    return peak_by_input_size(TASKS[task].title)
 
 
 def _top(runs: Sequence[Run]) -> float:
@@ -112,7 +106,7 @@ def _legend(figure: Figure, colours: Mapping[int | None, Any], runs: Sequence[Ru
     figure.legend(entries, names, loc="outside lower center", ncols=min(len(names), 5))
 
 
-def _paper_panel(panel: Axes, paper: PaperPoints) -> None:
+def _paper_panel(panel: Axes, paper: PaperPoints, axis: str) -> None:
     largest = max(paper)
     factor, name = style.memory_unit(largest)
     greys = colormaps["Greys"]
@@ -136,6 +130,6 @@ def _paper_panel(panel: Axes, paper: PaperPoints) -> None:
             fontsize=7,
         )
     panel.set_title("the paper's Mimose (Fig 11), V100", color=style.PAPER)
-    panel.set_xlabel("padded length (tokens)")
+    panel.set_xlabel(axis)
     panel.set_ylabel(f"peak allocated ({name})")
     panel.set_ylim(0, largest / factor * 1.1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mimose_bench.experiments.data.coco import BoxedImage, BoxedImages, from_rows, read_coco
 from mimose_bench.experiments.data.image_hub import cached_or_asked, read_normalisation
-from mimose_bench.experiments.data.image_order import grouped_batches
+from mimose_bench.experiments.data.image_order import grouped_batches, grouped_steps
 from mimose_bench.experiments.data.images import (
     IMAGENET,
     DetectionExample,
@@ -44,6 +44,9 @@ class DetectionData(Protocol):
     def num_examples(self) -> int:
         """Number of images in an epoch."""
 
+    def epoch_steps(self, batch_size: int) -> int:
+        """Return the number of batches in an epoch."""
+
     def batches(self, batch_size: int, steps: int, seed: int) -> Iterator[list[DetectionExample]]:
         """Yield the examples of ``steps`` batches; equal seeds give equal batches."""
 
@@ -63,10 +66,17 @@ class StoredDetection:
         """Number of images."""
         return len(self.images)
 
+    @property
+    def _wide(self) -> np.ndarray:
+        return np.array([image.width >= image.height for image in self.images])
+
+    def epoch_steps(self, batch_size: int) -> int:
+        """Return the number of batches in an epoch."""
+        return grouped_steps(self._wide, batch_size)
+
     def batches(self, batch_size: int, steps: int, seed: int) -> Iterator[list[DetectionExample]]:
         """Yield the examples of ``steps`` batches, wide and tall images apart."""
-        wide = np.array([image.width >= image.height for image in self.images])
-        for epoch, chosen in grouped_batches(wide, batch_size, steps, seed):
+        for epoch, chosen in grouped_batches(self._wide, batch_size, steps, seed):
             yield [self._example(seed, epoch, int(index)) for index in chosen]
 
     def _example(self, seed: int, epoch: int, index: int) -> DetectionExample:

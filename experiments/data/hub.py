@@ -45,46 +45,57 @@ def is_reachable(seconds: float = REACH_SECONDS) -> bool:
     return answered.is_set()
 
 
-def load_split(names: tuple[str, ...], split: str) -> Any:
+def load_split(
+    names: tuple[str, ...], split: str, config: str | None = None, first: int | None = None
+) -> Any:
     """Return one split of a data set of the hub, from the local cache where there is a copy.
 
     Args:
         names: Names under which the cache may hold the data set; the hub is asked for the first.
         split: For example ``train``.
+        config: Which of the data set's configurations, where it has several.
+        first: How many rows to return, from the first on; None for all. A copy that is cached is
+            asked before the hub then, and no more than these rows are downloaded.
 
     Returns:
-        A ``datasets.Dataset``.
+        A ``datasets.Dataset``, or a list of rows.
 
     Raises:
         HubUnavailableError: If the hub does not answer, or fails, and no copy is cached.
     """
     import datasets
 
+    found = None if first is None else load_cached(names, split, config)
     failure = None
-    if is_reachable():
+    if found is None and is_reachable():
         try:
-            return datasets.load_dataset(names[0], split=split)
+            if first is None:
+                return datasets.load_dataset(names[0], config, split=split)
+            rows = datasets.load_dataset(names[0], config, split=split, streaming=True)
+            return list(rows.take(first))
         except Exception as error:  # the libraries below raise whatever their transport does
             failure = error
-    found = load_cached(names, split)
+    if found is None and first is None:
+        found = load_cached(names, split, config)
     if found is None:
         raise _unavailable(f"the data set {names[0]!r}", failure)
-    return found
+    return found if first is None else found.select(range(min(first, len(found))))
 
 
-def load_cached(names: tuple[str, ...], split: str) -> Any:
+def load_cached(names: tuple[str, ...], split: str, config: str | None = None) -> Any:
     """Return one split of a data set from the local cache, None where there is no copy.
 
     Args:
         names: Names under which the cache may hold the data set.
         split: For example ``train``.
+        config: Which of the data set's configurations, where it has several.
     """
     import datasets
 
     with _offline():
         for name in names:
             with contextlib.suppress(Exception):
-                return datasets.load_dataset(name, split=split)
+                return datasets.load_dataset(name, config, split=split)
     return None
 
 
@@ -96,7 +107,11 @@ def load_tokenizer(name: str) -> Any:
     """
     from transformers import AutoTokenizer
 
-    return from_hub_or_cache(AutoTokenizer, name, "the tokenizer", use_fast=True).backend_tokenizer
+    found = from_hub_or_cache(AutoTokenizer, name, "the tokenizer", use_fast=True)
+    backend = getattr(found, "backend_tokenizer", None)
+    if backend is None:
+        raise HubUnavailableError(f"the hub has no fast tokenizer of {name!r}")
+    return backend
 
 
 def from_hub_or_cache(loader: Any, name: str, what: str, **options: Any) -> Any:

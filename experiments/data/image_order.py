@@ -37,3 +37,9 @@ def grouped_batches(
             yield epoch, batches[number]
             done += 1
         epoch += 1
+
+
+def grouped_steps(wide: np.ndarray, batch_size: int) -> int:
+    """Return the number of batches that :func:`grouped_batches` makes of an epoch."""
+    counts = int(wide.sum()), int((~wide).sum())
+    return sum(-(-count // batch_size) for count in counts)

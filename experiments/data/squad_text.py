@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from mimose_bench.experiments.data import hub
@@ -35,7 +36,7 @@ def open_path(
     data = read_data(path, "SQuAD JSON file")
     source = DataSource(kind="path", detail=str(path), reason=reason)
     tokenizer = tokenizer_for(path, vocab)
-    read = lambda: parse_squad(path, data)  # noqa: E731
+    read = partial(parse_squad, path, data)
     return _open(source, tokenizer, template, max_length, stride, digest_of(data), read)
 
 
@@ -57,5 +58,27 @@ def open_hub(
     rows = hub.load_split(("rajpurkar/squad", "squad"), "train")
     source = DataSource(kind="hub", detail="squad, split train", reason=reason)
     tokenizer = hub_tokenizer(model)
-    read = lambda: from_rows(rows)  # noqa: E731
+    read = partial(from_rows, rows)
     return _open(source, tokenizer, template, max_length, stride, digest_of(rows), read)
+
+
+def _open(
+    source: DataSource,
+    tokenizer: TextTokenizer,
+    template: str,
+    max_length: int,
+    stride: int,
+    content: str,
+    read: Callable[[], tuple[Sequence[Question], Omissions]],
+) -> StoredText[QaExample]:
+    return open_text(
+        QaExample,
+        source,
+        tokenizer,
+        template,
+        {"max_length": max_length, "stride": stride},
+        content,
+        read,
+        lambda asked: Tokenised(*tokenize(asked, tokenizer, template, max_length, stride)),
+        "question",
+    )

@@ -20,6 +20,7 @@ from mimose_bench.experiments.data.tokens import TextTokenizer, find_tokenizer, 
 
 E = TypeVar("E", bound=TextExample)
 R = TypeVar("R")
+NOTHING_LEFT = "of which the tokenizer leaves nothing"
 log = logging.getLogger(__name__)
 
 

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from mimose_bench.experiments.data.image_order import grouped_batches
+from mimose_bench.experiments.data.image_order import grouped_batches, grouped_steps
 from mimose_bench.experiments.data.images import (
     IMAGENET,
     DetectionExample,
@@ -95,12 +95,21 @@ class SyntheticDetection:
 
     def batches(self, batch_size: int, steps: int, seed: int) -> Iterator[list[DetectionExample]]:
         """Yield the examples of ``steps`` batches, wide and tall images apart."""
-        shares = np.array([share for _, share in SHAPES])
-        rng = np.random.default_rng((seed, _DETECTION))
-        drawn = rng.choice(len(SHAPES), self.num_examples, p=shares / shares.sum())
-        wide = np.array([width >= height for (height, width), _ in SHAPES])[drawn]
+        shapes, wide = self._shapes
         for epoch, chosen in grouped_batches(wide, batch_size, steps, seed):
-            yield [self._example(seed, epoch, int(i), SHAPES[drawn[i]][0]) for i in chosen]
+            yield [self._example(seed, epoch, int(i), SHAPES[shapes[i]][0]) for i in chosen]
+
+    def epoch_steps(self, batch_size: int) -> int:
+        """Return the number of batches in an epoch."""
+        return grouped_steps(self._shapes[1], batch_size)
+
+    @cached_property
+    def _shapes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the shapes each image has, whatever the seed, and whether it is a wide one."""
+        shares = np.array([share for _, share in SHAPES])
+        rng = np.random.default_rng(_DETECTION)
+        drawn = rng.choice(len(SHAPES), self.num_examples, p=shares / shares.sum())
+        return drawn, np.array([width >= height for (height, width), _ in SHAPES])[drawn]
 
     def of_size(self, count: int, height: int, width: int, seed: int) -> list[DetectionExample]:
         """Return images of which each has this height and width."""

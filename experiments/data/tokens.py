@@ -216,7 +216,9 @@ def _wordpiece(path: Path, text: str) -> Tokenizer:
     missing = [token for token in _SPECIAL if token not in words]
     if missing:
         raise ValueError(f"{path} is not a BERT vocabulary: it has no line {missing[0]}")
-    cased = any(c.isupper() for word in words if not word.startswith("[") for c in word)
+    # A to Z alone: copies whose other letters went through a wrong encoding look half upper-case.
+    plain = (word for word in words if not (word.startswith("[") and word.endswith("]")))
+    cased = any("A" <= letter <= "Z" for word in plain for letter in word)
     try:
         model = models.WordPiece.from_file(str(path), unk_token="[UNK]")
     except Exception as error:  # the library raises no class of its own

@@ -28,6 +28,8 @@ _SELECTIONS = {
     "last two": "Last-2encoder",
 }
 _MEMORY_KEYS = {"SWAG": "SWAG", "SQuAD": "SQuAD", "GLUE-QQP": "QQP", "UN_PC": "UN_PC"}
+PEAKS_SHOWN = ("MC-Roberta", "TR-T5", "QA-Bert", "TC-Bert", "OD-R50", "OD-R101")
+"""The tasks in Fig 11."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,11 @@ def length_histogram(dataset: str) -> Histogram:
     shares = data["h"][key]
     total = sum(shares)  # 0.995 to 0.999 as drawn: bars too low to see are missing
     return Histogram(first, width, tuple(share / total for share in shares))
+
+
+def budgets(task: str) -> tuple[int, ...]:
+    """Return the budgets, in bytes, that the paper ran a task under; none where it has no such."""
+    return tuple(gb * _GIB for gb in _load("budgets").get(task, ()))
 
 
 def detection_areas(task: str) -> AreaSummary | None:

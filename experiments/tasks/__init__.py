@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from mimose_bench.experiments.names import unknown_name
 from mimose_bench.experiments.tasks.base import Task, TaskOptions
+from mimose_bench.experiments.tasks.detection import OdR50, OdR101
+from mimose_bench.experiments.tasks.ic_resnet50 import IcResNet50
+from mimose_bench.experiments.tasks.ic_swin import IcSwin
+from mimose_bench.experiments.tasks.mc_roberta import McRoberta
 from mimose_bench.experiments.tasks.qa_bert import QaBert
+from mimose_bench.experiments.tasks.qa_xlnet import QaXlnet
+from mimose_bench.experiments.tasks.tc_bert import TcBert
+from mimose_bench.experiments.tasks.tr_t5 import TrT5
 
 TASKS: dict[str, type[Task]] = {
+    "mc-roberta": McRoberta,
     "qa-bert": QaBert,
+    "qa-xlnet": QaXlnet,
+    "tc-bert": TcBert,
+    "tr-t5": TrT5,
+    "od-r50": OdR50,
+    "od-r101": OdR101,
+    "ic-resnet50": IcResNet50,
+    "ic-swin": IcSwin,
 }
 
 __all__ = ["TASKS", "Task", "TaskOptions", "make_task"]

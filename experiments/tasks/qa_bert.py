@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from mimose_bench.experiments.data import squad_text
 from mimose_bench.experiments.data.batch import Batch
+from mimose_bench.experiments.data.collate import collate_qa
 from mimose_bench.experiments.data.examples import QaExample, TextData
-from mimose_bench.experiments.data.qa import collate
 from mimose_bench.experiments.data.synthetic_qa import SyntheticQa
 from mimose_bench.experiments.tasks.base import Scale
 from mimose_bench.experiments.tasks.text import TextSetting, TextTask
@@ -78,10 +78,7 @@ class QaBert(TextTask[QaExample]):
     def _config(self) -> Any:
         from transformers import BertConfig
 
-        return BertConfig(
-            **self._bert_shape(),
-            max_position_embeddings=self.setting.max_length,
-        )
+        return BertConfig(**self._bert_shape(), max_position_embeddings=self.setting.max_length)
 
     def _collate(self, examples: Sequence[QaExample]) -> Batch:
-        return collate(examples, self.data.pad_id)
+        return collate_qa(examples, self.data.pad_id)

@@ -135,18 +135,18 @@ class TextTask(TaskBase[E], Generic[E]):
 
     def _examples_of(self, size: Size) -> Sequence[E]:
         rows, *lengths = size
-        longest = self._limits()
+        limits = self._limits()
         per_sample = self.rows_per_sample
         if (
-            len(lengths) != len(longest)
+            len(lengths) != len(limits)
             or rows < 1
             or rows % per_sample
-            or not all(self.shortest <= x <= limit for x, limit in zip(lengths, longest))
+            or not all(low <= x <= high for x, (low, high) in zip(lengths, limits))
         ):
-            limits = " and ".join(f"{self.shortest} to {limit}" for limit in longest)
+            allowed = " and ".join(f"{low} to {high}" if low < high else f"{high}" for low, high in limits)
             of = "" if per_sample == 1 else f", {per_sample} sequences a sample"
             raise ValueError(
-                f"a batch of {self.name} has a size of (sequences, tokens) with {limits} tokens "
+                f"a batch of {self.name} has a size of (sequences, tokens) with {allowed} tokens "
                 f"at scale {self.scale}{of}, not {size}"
             )
         generator = self._synthetic("example", vocab_size=self.data.vocab_size)
@@ -170,12 +170,13 @@ class TextTask(TaskBase[E], Generic[E]):
         return self._full_size(int(text))
 
     def _full_size(self, length: int) -> Size:
-        """Return the size of a full batch of this padded length."""
-        return self.longest()[0], length
+        """Return the size of a full batch of which this is the first padded length."""
+        rows, _, *others = self.longest()
+        return rows, length, *others
 
-    def _limits(self) -> tuple[int, ...]:
-        """Return the greatest lengths that the model takes."""
-        return (self.setting.max_length,)
+    def _limits(self) -> tuple[tuple[int, int], ...]:
+        """Return the least and the greatest of each of the lengths that a batch can have."""
+        return ((self.shortest, self.setting.max_length),)
 
     def _padded(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
         """Return the lengths that a batch of these greatest lengths is padded to."""
@@ -242,7 +243,7 @@ class TextTask(TaskBase[E], Generic[E]):
                 f"the model in {weights} knows {rows} tokens and the vocabulary has "
                 f"{self.data.vocab_size}: use the vocabulary it was trained with"
             )
-        positions = getattr(model.config, "max_position_embeddings", None)
+        positions = self._positions(model)
         longest = self.setting.max_length
         if positions is not None and positions < longest:
             raise ValueError(
@@ -250,4 +251,7 @@ class TextTask(TaskBase[E], Generic[E]):
                 f"{self.scale} needs {longest}"
             )
 
-
+    def _positions(self, model: Any) -> int | None:
+        """Return how many tokens a loaded model takes; None where it takes any number."""
+        positions = getattr(model.config, "max_position_embeddings", None)
+        return positions if positions and positions > 0 else None
