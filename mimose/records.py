@@ -16,6 +16,9 @@ Size = tuple[int, ...]
 """Size of a mini-batch: ``(batch, length)`` for text, ``(batch, height * width)`` for images,
 ``(batch, encoder length, decoder length)`` for encoder-decoder models. The batch comes first."""
 
+NO_AUTOCAST = "autocast None"
+"""What :attr:`Situation.signature` says where no operator runs in another type than its inputs'."""
+
 Phase = Literal["profile", "static", "sheltered", "responsive"]
 Outcome = Literal["ok", "retried", "oom"]
 

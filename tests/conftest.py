@@ -1,4 +1,4 @@
-"""What every test shares: one thread, no network, figures drawn without a screen."""
+"""What every test shares: one thread, no network, no cached data, figures without a screen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 # Before any import that reads them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ["MIMOSE_BENCH_CACHE"] = "off"  # tests neither read nor fill the user's
 
 import pytest
 import torch

@@ -1,7 +1,8 @@
 """Tokenised data kept on disk, found again by what it was made of.
 
-It lies in ``$XDG_CACHE_HOME/mimose-bench`` (by default ``~/.cache/mimose-bench``), or in the folder
-that ``MIMOSE_BENCH_CACHE`` names; ``off`` there keeps nothing. All of it may be deleted at any time.
+It lies in ``$XDG_CACHE_HOME/mimose-bench`` (by default ``~/.cache/mimose-bench``), or in the
+folder that ``MIMOSE_BENCH_CACHE`` names; ``off`` there keeps nothing. It may be deleted at any
+time.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def cache_folder() -> Path | None:
 
 def _read(path: Path) -> Entry | None:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         return Entry(arrays, json.loads(arrays.pop(_FACTS).tobytes()))
     except FileNotFoundError:

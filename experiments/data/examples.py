@@ -213,11 +213,10 @@ class Packed(Generic[E]):
                 return False
             if bounds is None:
                 counts.add(len(column))
-            elif not len(bounds) or bounds[0] or bounds[-1] != len(column):
-                return False
-            elif (np.diff(bounds) < 0).any():
-                return False
             else:
+                ends = len(bounds) > 0 and bounds[0] == 0 and bounds[-1] == len(column)
+                if not ends or (np.diff(bounds) < 0).any():
+                    return False
                 counts.add(len(bounds) - 1)
         return bool(self._ragged) and len(counts) == 1 and counts.pop() > 0
 

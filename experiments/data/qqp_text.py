@@ -62,9 +62,7 @@ def open_hub(model: str, max_length: int, reason: str) -> StoredText[PairExample
     return _open(source, tokenizer, max_length, digest_of(rows), partial(from_rows, rows))
 
 
-def tokenize(
-    pairs: Sequence[QuestionPair], tokenizer: TextTokenizer, max_length: int
-) -> Tokenised:
+def tokenize(pairs: Sequence[QuestionPair], tokenizer: TextTokenizer, max_length: int) -> Tokenised:
     """Return ``[CLS] question [SEP] question [SEP]`` of each pair, the longer question cut first.
 
     Args:

@@ -84,9 +84,7 @@ def tokenize(scenes: Sequence[Scene], tokenizer: TextTokenizer, max_length: int)
         rows = [layout.fitting_pair(context, choice, max_length) for choice in choices]
         tokens, splits, were_cut = zip(*rows)
         ends = np.cumsum([len(each) for each in tokens])
-        examples.append(
-            ChoiceExample(np.concatenate(tokens), ends, np.array(splits), scene.label)
-        )
+        examples.append(ChoiceExample(np.concatenate(tokens), ends, np.array(splits), scene.label))
         num_cut += any(were_cut)
     return Tokenised(examples, omitted, num_cut)
 

@@ -65,11 +65,12 @@ class TextTokenizer:
         ids = tokenizer.get_vocab(with_added_tokens=True)
         if not ids:
             raise ValueError(f"the tokenizer {self.name} has no tokens")
-        found = {
+        roles = {
             role: next((ids[token] for token in tokens if token in ids), None)
             for role, tokens in _ROLES.items()
         }
-        found |= {
+        found = {
+            **roles,
             "vocab_size": 1 + max(ids.values()),
             "digest": hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
             "family": _family(tokenizer, ids),
@@ -204,7 +205,11 @@ def _byte_level(vocabulary: Path) -> Tokenizer:
     known = tokenizer.get_vocab()
     # As roberta-base's own tokenizer.json has them: <mask> takes the space before it along.
     tokenizer.add_special_tokens(
-        [AddedToken(t, lstrip=t == "<mask>", normalized=False) for t in _ROBERTA_SPECIAL if t in known]
+        [
+            AddedToken(t, lstrip=t == "<mask>", normalized=False)
+            for t in _ROBERTA_SPECIAL
+            if t in known
+        ]
     )
     return tokenizer
 

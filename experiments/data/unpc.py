@@ -48,13 +48,17 @@ def read_files(path: Path, max_samples: int | None = None) -> Files:
     """
     if path.is_dir():
         found = sorted(
-            each for each in path.glob("*.en") if each.is_file() and each.with_suffix(".fr").is_file()
+            each
+            for each in path.glob("*.en")
+            if each.is_file() and each.with_suffix(".fr").is_file()
         )
         if len(found) != 1:
             count = "several" if found else "no"
-            raise ValueError(f"{path} holds {count} pairs of files NAME.en and NAME.fr: name a file")
+            raise ValueError(
+                f"{path} holds {count} pairs of files NAME.en and NAME.fr: name a file"
+            )
         path = found[0]
-    paths = (path,)
+    paths: tuple[Path, ...] = (path,)
     if path.suffix in (".en", ".fr"):
         paths = path.with_suffix(".en"), path.with_suffix(".fr")
     return Files(paths, tuple(read_data(each, WHAT, max_samples) for each in paths))
@@ -80,7 +84,7 @@ def parse_unpc(files: Files) -> tuple[list[SentencePair], Omissions]:
             f"{files.paths[0]} has {len(lines[0])} lines and {files.paths[1].name} has "
             f"{len(lines[1])}: they are no pair, download both again"
         )
-    return _usable(_side_by_side(*lines, omitted), omitted), omitted
+    return _usable(_side_by_side(lines[0], lines[1], omitted), omitted), omitted
 
 
 def from_rows(rows: Iterable[Any]) -> tuple[list[SentencePair], Omissions]:

@@ -72,9 +72,7 @@ def open_hub(
     return _open(source, tokenizer, max_length, digest_of(rows), partial(from_rows, rows))
 
 
-def tokenize(
-    pairs: Sequence[SentencePair], tokenizer: TextTokenizer, max_length: int
-) -> Tokenised:
+def tokenize(pairs: Sequence[SentencePair], tokenizer: TextTokenizer, max_length: int) -> Tokenised:
     """Return source and target of each pair, each ended by ``</s>``, the source told what to do.
 
     As Hugging Face's ``run_translation`` script makes them, ``source_prefix`` included.

@@ -86,7 +86,7 @@ class IcSwin(Classification):
             patch=4,
             window=2,
             batch_size=2,
-            sides=tuple(range(96, 225, 32)),
+            sides=tuple(range(96, 193, 32)),
             num_classes=8,
             num_examples=203,
             lr=1e-3,

@@ -27,6 +27,7 @@ NUM_ANCHORS = len(SCALES) * len(RATIOS)
 POSITIVE_IOU, NEGATIVE_IOU = 0.5, 0.4
 ALPHA = 0.25
 _PRIOR = 0.01
+_PUBLISHED_CHANNELS = 256
 _CHUNK = 4  # boxes compared with all anchors at a time: a few MB an image, however many boxes
 
 
@@ -100,9 +101,11 @@ class RetinaNet(nn.Module):
         self.towers = nn.ModuleList([tower(channels, depth), tower(channels, depth)])
         self.classes = nn.Conv2d(channels, NUM_ANCHORS * num_classes, 3, padding=1)
         self.boxes = nn.Conv2d(channels, NUM_ANCHORS * 4, 3, padding=1)
+        # 0.01 as published, and as much signal handed on where there are fewer channels.
+        std = 0.01 * math.sqrt(_PUBLISHED_CHANNELS / channels)
         for module in (*self.towers.modules(), self.classes, self.boxes):
             if isinstance(module, nn.Conv2d):
-                nn.init.normal_(module.weight, std=0.01)
+                nn.init.normal_(module.weight, std=std)
                 nn.init.zeros_(module.bias)
         nn.init.constant_(self.classes.bias, -math.log((1 - _PRIOR) / _PRIOR))
 

@@ -50,3 +50,39 @@ def write_squad(tmp_path):
         return path
 
     return write
+
+
+def _metaspace(pieces):
+    """A Unigram tokenizer over words of the tests, as XLNet and T5 have."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+@pytest.fixture
+def other_tokenizers(tmp_path):
+    """Folders with tokenizers of other families than BERT's, by the family."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    folders = {name: tmp_path / name for name in ("roberta", "xlnet", "t5")}
+    for folder in folders.values():
+        folder.mkdir()
+    byte_level = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    byte_level.train_from_iterator(
+        [c[0] for c in CONTEXTS], 300, show_progress=False, special_tokens=special
+    )
+    byte_level.save_model(str(folders["roberta"]))
+    letters = [
+        "\u2581",
+        *map(chr, range(33, 127)),
+        *(f"\u2581{word}" for word in WORDS.split()[5:]),
+    ]
+    xlnet = _metaspace(["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", *letters])
+    xlnet.save(str(folders["xlnet"] / "tokenizer.json"))
+    t5 = _metaspace(["<unk>", "<pad>", "</s>", *letters])
+    t5.save(str(folders["t5"] / "tokenizer.json"))
+    return folders

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mimose.plan import Plan
 from mimose.records import BlockSample, Collected, Size
+from mimose.solvers.packing import ROUND, SMALL, round_up
 
 Row = NDArray[np.float64]
 BlockStorages = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
@@ -36,6 +37,21 @@ def valid(sample: BlockSample) -> bool:
     3. Everything else is valid.
     """
     return not (sample.checkpointed or sample.inside_checkpoint or sample.around_checkpoint)
+
+
+def tensor_bytes(sample: BlockSample) -> int:
+    """Return the bytes of the tensors that a block keeps, of which its activations consist.
+
+    What is allocated for them is more: the allocator leaves a tensor of over 1 MiB up to 1 MiB that
+    a cached piece has too much, as chance will have it. No function of the batch's size tells how
+    much, and what it costs counts as lost to packing. Where the tensors do not account for what
+    was allocated (an operator may keep some out of sight), that counts instead.
+    """
+    sizes = [round_up(size, ROUND) for size in sample.saved_storages]
+    rests = sum(size > SMALL for size in (*sizes, *sample.output_storages))
+    total = sum(sizes)
+    known = total <= sample.activation_bytes <= total + rests * SMALL
+    return total if known else sample.activation_bytes
 
 
 def to_row(
@@ -110,7 +126,7 @@ def to_row(
 def _columns(sample: BlockSample, shift: int) -> tuple[int, ...]:
     backward = sample.backward_peak_bytes
     return (
-        sample.activation_bytes,
+        tensor_bytes(sample),
         sample.output_bytes,
         sample.level_bytes + shift,
         sample.kept_peak_bytes,

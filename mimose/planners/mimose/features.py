@@ -24,7 +24,7 @@ _INDEPENDENT = 1e-7
 _INDEPENDENT_OF_MANY = 1e-3
 _SETTLED = 1e-9
 """A fit that is off by less than this share is exact: no column can improve it."""
-_WORSE = 2.0
+_WORSE = 1.0
 _FOLLOWS = 1.005
 
 

@@ -28,14 +28,16 @@ class Knowledge:
 
     Attributes:
         block_names: The model's blocks, which tell a different model.
+        casts: Whether parameters may be copied to another type in the forward pass (autocast).
         iterations: Sheltered iterations that gave a sample.
         attempts: Sheltered iterations that were run.
         plans: Cached plans by rounded-up size.
         whole_model: The authors' whole-model samples.
     """
 
-    def __init__(self, block_names: tuple[str, ...]) -> None:
+    def __init__(self, block_names: tuple[str, ...], *, casts: bool = True) -> None:
         self.block_names = block_names
+        self.casts = casts
         self.iterations = 0
         self.attempts = 0
         self.plans: dict[Size, Entry] = {}
@@ -99,7 +101,7 @@ class Knowledge:
             grown = grown_gradients(info, len(self.block_names))
             state = self._optimizer_state(grown[0])
             samples = self._samples(grads_resident, grown)
-            fixed = _fixed(info, len(self.block_names))
+            fixed = _fixed(info, len(self.block_names), self.casts)
             found = Estimator(samples, len(self.block_names), self._optimizer_peak, state, fixed)
             self._estimators[grads_resident] = found
         return found
@@ -144,6 +146,7 @@ class Knowledge:
         """Return what was learned, as plain data."""
         return {
             "block_names": list(self.block_names),
+            "casts": self.casts,
             "iterations": self.iterations,
             "attempts": self.attempts,
             "optimizer_peak": self._optimizer_peak,
@@ -155,7 +158,7 @@ class Knowledge:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Knowledge:
         """Return the knowledge that :meth:`to_json` wrote."""
-        self = cls(tuple(data["block_names"]))
+        self = cls(tuple(data["block_names"]), casts=bool(data.get("casts", True)))
         self.iterations = int(data["iterations"])
         self.attempts = int(data["attempts"])
         self._optimizer_peak = int(data["optimizer_peak"])
@@ -166,26 +169,27 @@ class Knowledge:
         return self
 
 
-def _fixed(info: ModelInfo, num_blocks: int) -> Row | None:
+def _fixed(info: ModelInfo, num_blocks: int, casts: bool) -> Row | None:
     """Return a row of the most bytes that may not depend on the batch; None if unknown.
 
-    Those are of the parameters' sizes: copies in another type under autocast, which stay from the
-    forward on, and gradients in backward. A parameter outside the blocks that is used several
-    times (an embedding tied to the head) has a sum of its gradients, a new one and their new sum.
+    Those are of the parameters' sizes: gradients in backward, and under autocast copies in another
+    type, which stay from the forward on. A parameter outside the blocks that is used several times
+    (an embedding tied to the head) has a sum of its gradients, a new one and their new sum.
     """
     if len(info.grad_bytes) != num_blocks:
         return None
     own = np.array(info.grad_bytes, np.float64)
     others = float(info.other_grad_bytes)
-    before = others + np.cumsum(own) - own
-    backward = 3 * others + before[-1:] + 2 * own.max()
+    copies = own if casts else np.zeros(num_blocks)
+    before = others * casts + np.cumsum(copies) - copies
+    backward = 3 * others + 2 * own.max() + others * casts + copies.sum()
     by_column = {
-        "activation": own,
+        "activation": copies,
         "output": np.zeros(num_blocks),
         "level": before,
-        "kept_peak": own,
-        "checkpoint_peak": own,
+        "kept_peak": copies,
+        "checkpoint_peak": copies,
         "backward_peak": np.repeat(backward, num_blocks),
     }
-    outside = np.array([others, backward[0], backward[0]])
+    outside = np.array([others * casts, backward, backward])
     return np.concatenate([*(by_column[name] for name in PER_BLOCK), outside])

@@ -20,7 +20,7 @@ from mimose.planners.mimose.reserve import Need, Reserve
 from mimose.planners.mimose.scheduler import check_feasible, schedule
 from mimose.planners.mimose.storages import Packed, Packing
 from mimose.planners.options import byte_count, whole_number
-from mimose.records import NO_WORK, Decision, ModelInfo, Situation, Size, StepRecord, Work
+from mimose.records import NO_AUTOCAST, NO_WORK, Decision, ModelInfo, Situation, Size, StepRecord, Work
 
 VARIANTS = ("printed", "authors")
 MOST_SHELTERED = 30
@@ -169,7 +169,8 @@ class Mimose(Bound):
         signature = record.situation.signature
         known = self._known.get(signature)
         if known is None or (known.block_names != info.block_names and info.exact):
-            known = self._known[signature] = Knowledge(info.block_names)
+            casts = NO_AUTOCAST not in signature
+            known = self._known[signature] = Knowledge(info.block_names, casts=casts)
         learned = 0
         if known.block_names == info.block_names:
             learned = known.learn(record, info)

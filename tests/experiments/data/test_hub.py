@@ -117,6 +117,47 @@ def test_cached_copy_serves_without_the_hub(unreachable, tmp_path):
     assert len(omitted) == 0
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """Stand in for ``datasets``; returns the requests, told apart by whether the hub is asked."""
+    requests = []
+    rows = datasets.Dataset.from_dict({"number": list(range(5))})
+
+    def load_dataset(name, config=None, split=None, streaming=False):
+        offline = datasets.config.HF_HUB_OFFLINE
+        requests.append((name, config, "cache" if offline else "hub", streaming))
+        if offline and name != "old/name":
+            raise ConnectionError("not cached")
+        return rows.to_iterable_dataset() if streaming else rows
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "is_reachable", lambda: True)
+    return requests
+
+
+def test_first_rows_are_streamed_and_no_more_downloaded(asked):
+    found = hub.load_split(("new/name", "other/name"), "train", "en-fr", first=3)
+    assert [row["number"] for row in found] == [0, 1, 2]
+    assert asked == [
+        ("new/name", "en-fr", "cache", False),
+        ("other/name", "en-fr", "cache", False),
+        ("new/name", "en-fr", "hub", True),
+    ]
+
+
+def test_first_rows_come_from_a_cached_copy_if_there_is_one(asked):
+    for first in (3, 9):
+        found = hub.load_split(("new/name", "old/name"), "train", "en-fr", first=first)
+        assert found["number"] == list(range(5))[:first]
+    assert {source for _, _, source, _ in asked} == {"cache"}
+
+
+def test_whole_split_of_a_configuration(asked):
+    assert len(hub.load_split(("new/name",), "train", "qqp")) == 5
+    assert asked == [("new/name", "qqp", "hub", False)]
+
+
 class _Loader:
     """Stands for a class with ``from_pretrained`` whose model is cached, or is not."""
 
@@ -143,3 +184,9 @@ def test_model_comes_from_the_hub_if_it_answers(monkeypatch):
     assert hub.from_hub_or_cache(_Loader(False, "fresh"), "bert", "the model") == "fresh"
     with pytest.raises(HubUnavailableError, match=r"the model 'bert' could not .*broke off\)$"):
         hub.from_hub_or_cache(_Loader(False), "bert", "the model")
+
+
+def test_model_without_a_fast_tokenizer_is_unavailable(monkeypatch):
+    monkeypatch.setattr(hub, "from_hub_or_cache", lambda *args, **options: object())
+    with pytest.raises(HubUnavailableError, match="no fast tokenizer of 'slow'"):
+        hub.load_tokenizer("slow")
