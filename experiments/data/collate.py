@@ -1,7 +1,7 @@
 """Examples of text as padded batches, one function a kind.
 
-The tensors borrow numpy's memory, which keeps a batch out of PyTorch's allocator until it is copied to
-where it is trained on. All are ``int64`` where nothing else is said.
+The tensors borrow numpy's memory, which keeps a batch out of PyTorch's allocator until it is copied
+in. All are ``int64`` where nothing else is said.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def collate_qa_xlnet(examples: Sequence[QaExample], pad_id: int) -> Batch:
 
     The tensors are ``input_ids``, ``token_type_ids`` and ``attention_mask``, of shape ``(batch,
     length)``; likewise ``p_mask`` in floats, one where no answer can be; and of shape ``(batch,)``
-    ``start_positions``, ``end_positions`` and ``cls_index``, as well as in floats ``is_impossible``,
-    which is one where the answer is on the classification token. As the features of Hugging Face's
-    ``run_qa_beam_search.py``, whose ``p_mask`` leaves the context and that token.
+    ``start_positions``, ``end_positions``, ``cls_index`` and, in floats, ``is_impossible``, one
+    where the answer is on the classification token. As the features of Hugging Face's
+    ``run_qa_beam_search.py``, an answer can be in the context or on that token.
     """
     texts = [e.tokens for e in examples]
     ids, mask = _padded(texts, pad_id, left=True)
@@ -90,8 +90,8 @@ def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> Batch:
 def collate_choices(examples: Sequence[ChoiceExample], pad_id: int) -> Batch:
     """Return all choices padded to the longest of them, for RoBERTa, which knows no token types.
 
-    The tensors are ``input_ids`` and ``attention_mask``, each of shape ``(batch, choices, length)``,
-    and ``labels``, of shape ``(batch,)``.
+    The tensors are ``input_ids`` and ``attention_mask``, each of shape ``(batch, choices,
+    length)``, and ``labels``, of shape ``(batch,)``.
     """
     texts = list(chain.from_iterable(example.choices for example in examples))
     ids, mask = _padded(texts, pad_id)
@@ -139,7 +139,7 @@ def _sentences(
 def _padded(
     texts: Sequence[np.ndarray], fill: int, *, left: bool = False, length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``texts`` in rows of one length, by default the longest's, and a mask of their tokens."""
+    """Return ``texts`` in rows of one length, by default the longest's, and where they are."""
     width = max(map(len, texts)) if length is None else length
     ids = np.full((len(texts), width), fill, np.int64)
     mask = np.zeros(ids.shape, np.int64)

@@ -9,6 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from mimose_bench.experiments.data.sources import HubUnavailableError
@@ -48,38 +49,37 @@ def is_reachable(seconds: float = REACH_SECONDS) -> bool:
 def load_split(
     names: tuple[str, ...], split: str, config: str | None = None, first: int | None = None
 ) -> Any:
-    """Return one split of a data set of the hub, from the local cache where there is a copy.
+    """Return one split of a data set: the cached copy if there is one, else the hub's.
 
     Args:
         names: Names under which the cache may hold the data set; the hub is asked for the first.
         split: For example ``train``.
         config: Which of the data set's configurations, where it has several.
-        first: How many rows to return, from the first on; None for all. A copy that is cached is
-            asked before the hub then, and no more than these rows are downloaded.
+        first: How many rows to return, from the first on; None for all. Without a cached copy no
+            more than these are downloaded.
 
     Returns:
         A ``datasets.Dataset``, or a list of rows.
 
     Raises:
-        HubUnavailableError: If the hub does not answer, or fails, and no copy is cached.
+        HubUnavailableError: If no copy is cached and the hub does not answer, or fails.
     """
     import datasets
 
-    found = None if first is None else load_cached(names, split, config)
+    found = load_cached(names, split, config)
+    if found is not None:
+        return found if first is None else found.select(range(min(first, len(found))))
     failure = None
-    if found is None and is_reachable():
+    if is_reachable():
         try:
+            _check_name(names[0])
             if first is None:
                 return datasets.load_dataset(names[0], config, split=split)
             rows = datasets.load_dataset(names[0], config, split=split, streaming=True)
             return list(rows.take(first))
         except Exception as error:  # the libraries below raise whatever their transport does
             failure = error
-    if found is None and first is None:
-        found = load_cached(names, split, config)
-    if found is None:
-        raise _unavailable(f"the data set {names[0]!r}", failure)
-    return found if first is None else found.select(range(min(first, len(found))))
+    raise _unavailable(f"the data set {names[0]!r}", failure)
 
 
 def load_cached(names: tuple[str, ...], split: str, config: str | None = None) -> Any:
@@ -95,8 +95,15 @@ def load_cached(names: tuple[str, ...], split: str, config: str | None = None) -
     with _offline():
         for name in names:
             with contextlib.suppress(Exception):
+                _check_name(name)
                 return datasets.load_dataset(name, config, split=split)
     return None
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that ``datasets`` would take for a path, with quite other data in it."""
+    if Path(name).exists():
+        raise FileExistsError(f"a file or folder {name} in the working directory hides it")
 
 
 def load_tokenizer(name: str) -> Any:

@@ -38,6 +38,14 @@ def read_data(path: Path, what: str, lines: int | None = None) -> bytes:
     return content
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether ``path`` is a folder; False also where that cannot be told."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def lines_of(content: bytes) -> list[bytes]:
     """Return the lines without their ends, be these LF or CRLF, and without a byte order mark.
 

@@ -57,11 +57,10 @@ def from_rows(rows: Iterable[dict[str, Any]]) -> tuple[list[Question], Omissions
     for number, row in enumerate(rows):
         name = str(row.get("id", f"row {number}"))
         answers = row.get("answers")
-        texts, starts = (
-            answers.get(field) if isinstance(answers, dict) else None
-            for field in ("text", "answer_start")
+        fields = (
+            [answers.get(f) for f in ("text", "answer_start")] if isinstance(answers, dict) else []
         )
-        pairs = zip(texts or (), starts or ())
+        pairs = zip(*(field if isinstance(field, (list, tuple)) else () for field in fields))
         qa = dict(row, answers=[{"text": t, "answer_start": s} for t, s in pairs])
         try:
             questions.append(_question(name, qa, row.get("context")))
@@ -107,7 +106,7 @@ def _questions(articles: list[Any], omitted: Omissions) -> Iterator[Question]:
                 continue
             for position, qa in enumerate(qas):
                 name = f"{place} question {position}"
-                if isinstance(qa, dict) and "id" in qa:
+                if isinstance(qa, dict) and isinstance(qa.get("id"), (str, int)):
                     name = str(qa["id"])
                 try:
                     yield _question(name, qa, paragraph.get("context"))

@@ -82,6 +82,7 @@ def open_text(
         started = time.perf_counter()
         records, omitted = read()
         total = len(records) + len(omitted)
+        log.info("tokenising %d records of %s", len(records), source.detail)
         made = tokenize(records)
         omitted.extend(made.omitted)
         if not made.examples:

@@ -81,13 +81,23 @@ class Generated(ABC, Generic[E]):
 
     def batches(self, batch_size: int, steps: int, seed: int) -> Iterator[list[E]]:
         """Yield the examples of ``steps`` batches, the last of an epoch possibly smaller."""
+        for rng, drawn in self._draw(batch_size, steps, seed):
+            yield [self._example(rng, int(length)) for length in drawn]
+
+    def lengths(self, batch_size: int, steps: int, seed: int) -> Iterator[list[int]]:
+        """Yield the first lengths of the examples that :meth:`batches` would yield."""
+        for _, drawn in self._draw(batch_size, steps, seed):
+            yield [int(length) for length in drawn]
+
+    def _draw(
+        self, batch_size: int, steps: int, seed: int
+    ) -> Iterator[tuple[np.random.Generator, np.ndarray]]:
         lengths = self._lengths()
         full, rest = divmod(self.num_examples, batch_size)
-        sizes = [batch_size] * full + [rest] * (rest > 0)
         for step in range(steps):
+            number = step % (full + (rest > 0))
             rng = np.random.default_rng((seed, _STREAM, step))
-            drawn = lengths.draw(rng, sizes[step % len(sizes)])
-            yield [self._example(rng, int(length)) for length in drawn]
+            yield rng, lengths.draw(rng, batch_size if number < full else rest)
 
     def length_bins(self, batch_size: int, seed: int, width: float) -> tuple[LengthBin, ...]:
         """Return what the padded lengths are drawn from, whatever the batch size and seed."""

@@ -19,8 +19,8 @@ class SyntheticChoices(Generated[ChoiceExample]):
     """Random words in which the right ending holds a mark.
 
     ``<s> context </s></s> ending </s>`` four times, as RoBERTa takes them. An example's length is
-    that of its longest choice: the paper shows no more of SWAG. Assumed here: the context is a third
-    to two thirds of that, and the other endings are half as long as the longest one or more.
+    that of its longest choice: the paper shows no more of SWAG. Assumed here: the context is a
+    third to two thirds of that, and the other endings are at least half as long as the longest.
     """
 
     dataset: ClassVar[str] = "SWAG"
@@ -36,16 +36,14 @@ class SyntheticChoices(Generated[ChoiceExample]):
         endings[rng.integers(NUM_CHOICES)] = words - told
         lengths = endings + told + _NUM_ADDED
         label = int(rng.integers(NUM_CHOICES))
-        choices = []
-        for number, size in enumerate(lengths):
-            tokens = rng.integers(ids.words, self.vocab_size, size, dtype=np.int32)
-            tokens[0] = ids.cls
-            tokens[1 : told + 1] = context
-            tokens[[told + 1, told + 2, -1]] = ids.sep
+        ends = np.cumsum(lengths).astype(np.int32)
+        tokens = rng.integers(ids.words, self.vocab_size, ends[-1], dtype=np.int32)
+        for number, (end, size) in enumerate(zip(ends, lengths)):
+            choice = tokens[end - size : end]
+            choice[0] = ids.cls
+            choice[1 : told + 1] = context
+            choice[told + 1] = choice[told + 2] = choice[-1] = ids.sep
             if number == label:
-                tokens[rng.integers(told + 3, size - 1)] = ids.mark
-            choices.append(tokens)
+                choice[rng.integers(told + 3, size - 1)] = ids.mark
         splits = np.full(NUM_CHOICES, told + 2, np.int32)
-        return ChoiceExample(
-            np.concatenate(choices), np.cumsum(lengths).astype(np.int32), splits, label
-        )
+        return ChoiceExample(tokens, ends, splits, label)

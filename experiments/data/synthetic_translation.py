@@ -16,14 +16,16 @@ T5 = Ids(pad=0, cls=0, sep=1, mark=3, words=8)
 _PROMPT = np.arange(T5.mark, T5.words, dtype=np.int32)  # "translate English to French:"
 # Assumed of French: 1.15 tokens for one of English. So many words are translated by two.
 _IN_TWO_WORDS = 0.15
+_SKEW = 1.5
+"""The k-th most frequent word is ``k ** -_SKEW`` as frequent as the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticTranslation(Generated[TranslationExample]):
-    """Words of Zipf's distribution, each with one translation, of one word or of two.
+    """Words from a skewed distribution, each with one translation, of one word or of two.
 
-    ``prompt words </s>`` and ``words </s>``, as T5 takes them. Which words take two is fixed, so that
-    targets are 1.15 times as long as their sources on average, more or less by chance.
+    ``prompt words </s>`` and ``words </s>``, as T5 takes them. Which words take two is fixed, and
+    chosen so that a target has 1.15 words for one of its source, more or less by chance.
     """
 
     dataset: ClassVar[str] = "UN_PC"
@@ -76,9 +78,12 @@ def _language(vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     rng = np.random.default_rng(0x7E57)  # one language for all data, whatever its seed
     number = vocab_size - T5.words
-    reached = np.cumsum(1.0 / np.arange(1, number + 1))
+    shares = np.arange(1, number + 1) ** -_SKEW
+    shares /= shares.sum()
     firsts, seconds = (T5.words + rng.permutation(number) for _ in range(2))
-    # Spread over frequent and rare words alike, or the frequent ones would decide the mean.
-    in_two = (np.arange(number) * _IN_TWO_WORDS + rng.random()) % 1.0 < _IN_TWO_WORDS
+    in_two, total = np.zeros(number, np.bool_), 0.0
+    for word, share in enumerate(shares):
+        if total + share <= _IN_TWO_WORDS:
+            in_two[word], total = True, total + share
     translations = np.stack([firsts, seconds], 1).astype(np.int32)
-    return reached / reached[-1], translations, in_two
+    return np.cumsum(shares), translations, in_two

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mimose_bench.experiments.data.fields import MAX_CHARACTERS, MalformedError, text_of
-from mimose_bench.experiments.data.local import line_text, lines_of, read_data
+from mimose_bench.experiments.data.local import is_folder, line_text, lines_of, read_data
 from mimose_bench.experiments.data.omissions import Omissions
 
 WHAT = "pair of files NAME.en and NAME.fr, or file of JSON lines,"
@@ -29,10 +29,12 @@ class Files(NamedTuple):
     Attributes:
         paths: Both files, or the one.
         contents: Their bytes.
+        is_whole: Whether there are no more lines than were read.
     """
 
     paths: tuple[Path, ...]
     contents: tuple[bytes, ...]
+    is_whole: bool = True
 
 
 def read_files(path: Path, max_samples: int | None = None) -> Files:
@@ -46,22 +48,22 @@ def read_files(path: Path, max_samples: int | None = None) -> Files:
     Raises:
         ValueError: If files are missing, unreadable or empty.
     """
-    if path.is_dir():
+    if is_folder(path):
         found = sorted(
             each
             for each in path.glob("*.en")
             if each.is_file() and each.with_suffix(".fr").is_file()
         )
         if len(found) != 1:
-            count = "several" if found else "no"
-            raise ValueError(
-                f"{path} holds {count} pairs of files NAME.en and NAME.fr: name a file"
-            )
+            count = "several pairs" if found else "no pair"
+            raise ValueError(f"{path} holds {count} of files NAME.en and NAME.fr: name a file")
         path = found[0]
     paths: tuple[Path, ...] = (path,)
     if path.suffix in (".en", ".fr"):
         paths = path.with_suffix(".en"), path.with_suffix(".fr")
-    return Files(paths, tuple(read_data(each, WHAT, max_samples) for each in paths))
+    contents = tuple(read_data(each, WHAT, max_samples) for each in paths)
+    sizes = [each.stat().st_size for each in paths]
+    return Files(paths, contents, sizes == [len(content) for content in contents])
 
 
 def parse_unpc(files: Files) -> tuple[list[SentencePair], Omissions]:

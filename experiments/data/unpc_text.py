@@ -45,7 +45,8 @@ def open_path(
         ValueError: If the data or the tokenizer is missing or not what it should be.
     """
     files = read_files(path, max_samples)
-    source = DataSource(kind="path", detail=str(path), reason=reason)
+    notes = () if files.is_whole else (f"took the first {max_samples:,} lines only",)
+    source = DataSource(kind="path", detail=str(path), reason=reason, notes=notes)
     tokenizer = tokenizer_for(path, vocab)
     content = " ".join(map(digest_of, files.contents))
     return _open(source, tokenizer, max_length, content, partial(parse_unpc, files))

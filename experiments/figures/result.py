@@ -6,10 +6,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Unit = Literal["GB", "MiB", "MB", "ms"]
+Unit = Literal["GB", "MiB", "MB", "ms", "%"]
 
-FACTORS: dict[Unit, float] = {"GB": float(1 << 30), "MiB": float(1 << 20), "MB": 1e6, "ms": 1e-3}
-"""What one of a unit is, in bytes or seconds. The paper's GB is 2**30 bytes."""
+FACTORS: dict[Unit, float] = {
+    "GB": float(1 << 30),
+    "MiB": float(1 << 20),
+    "MB": 1e6,
+    "ms": 1e-3,
+    "%": 1e-2,
+}
+"""What one of a unit is, in bytes, in seconds or as a share. The paper's GB is 2**30 bytes."""
 
 SCHEMA_VERSION = 1
 
@@ -22,7 +28,7 @@ class Row:
         series: The curve, task or table column it belongs to.
         what: What was measured, in words.
         unit: The unit the paper prints it in.
-        expected: The paper's value, in bytes or seconds.
+        expected: The paper's value, in bytes or seconds, or as a share.
         obtained: Ours, likewise.
         length: Padded length, where the row belongs to one.
         note: Anything that sets this row apart from its neighbours.
@@ -51,12 +57,14 @@ class Criterion:
         value: Its value, a share (0.02 is 2 %) or a count.
         tolerance: The most it may be; None where it is reported only.
         is_count: Whether ``value`` counts something.
+        digits: Digits behind the point that a share is shown with, in percent.
     """
 
     name: str
     value: float
     tolerance: float | None = None
     is_count: bool = False
+    digits: int = 1
 
     @property
     def passed(self) -> bool:

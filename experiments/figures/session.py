@@ -14,9 +14,11 @@ from mimose.handle import Handle, attach
 from mimose.planners import make_planner
 from mimose.records import StepRecord
 from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.data.batch import Batch
 from mimose_bench.experiments.figures.workloads import Workload
 from mimose_bench.experiments.loop import Trainer
 from mimose_bench.experiments.remembered import StepMemory
+from mimose_bench.experiments.tasks.base import Task
 
 OpenDevice = Callable[[], AbstractContextManager[Device]]
 """Opens a device with an empty allocator for the block."""
@@ -43,13 +45,13 @@ class Session:
     """A workload's model, its optimizer and its handle, taking one step at a time.
 
     Attributes:
-        workload: What is trained.
+        workload: What is trained; a task is taken batch by batch alone, see :meth:`take`.
         handle: The attached model.
     """
 
     def __init__(
         self,
-        workload: Workload,
+        workload: Workload | Task,
         model: torch.nn.Module,
         handle: Handle,
         memory: StepMemory | None = None,
@@ -72,10 +74,19 @@ class Session:
         Raises:
             torch.OutOfMemoryError: If it did not fit.
         """
-        (step,) = self._trainer.steps([self.workload.example_batch(length)])
+        assert isinstance(self.workload, Workload)
+        return self.take(self.workload.example_batch(length))
+
+    def take(self, batch: Batch) -> StepRecord:
+        """Take a training step on a batch.
+
+        Raises:
+            torch.OutOfMemoryError: If it did not fit.
+        """
+        (step,) = self._trainer.steps([batch])
         if step.error is not None or step.record is None:
             raise torch.OutOfMemoryError(
-                f"{self.workload.name} at length {length} did not fit: {step.error}"
+                f"{self.workload.name} at length {batch.size[1]} did not fit: {step.error}"
             )
         return step.record
 
@@ -88,10 +99,11 @@ class Session:
 @contextmanager
 def training(
     device: Device,
-    workload: Workload,
+    workload: Workload | Task,
     planner: str,
     budget_bytes: int | None = None,
     memory: StepMemory | None = None,
+    enforce: bool = True,
     **options: Any,
 ) -> Iterator[Session]:
     """Build and attach ``workload``'s model on ``device`` for the block.
@@ -100,15 +112,15 @@ def training(
         device: An open device.
         workload: What to train.
         planner: A planner's name.
-        budget_bytes: The budget, which the device enforces; None for none.
+        budget_bytes: The budget; None for none.
         memory: Where simulated steps are remembered, for those that are taken again.
+        enforce: Whether the device makes exceeding the budget fail.
         **options: Options of the planner.
     """
     torch.manual_seed(0)
     build = getattr(device, "build", lambda function: function())
     model = build(workload.build_model)
     device.adopt(model)
-    with attach(
-        model, budget_bytes, planner, device=device, enforce=budget_bytes is not None, **options
-    ) as handle:
+    enforce = enforce and budget_bytes is not None
+    with attach(model, budget_bytes, planner, device=device, enforce=enforce, **options) as handle:
         yield Session(workload, model, handle, memory)

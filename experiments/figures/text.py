@@ -10,7 +10,7 @@ from mimose_bench.experiments.tables import MISSING, table
 MOST_ROWS = 6
 """Rows shown of each series; the JSON file has them all."""
 
-_FORMS: dict[Unit, str] = {"GB": ".3f", "MiB": ".0f", "MB": ".0f", "ms": ".1f"}
+_FORMS: dict[Unit, str] = {"GB": ".3f", "MiB": ".0f", "MB": ".0f", "ms": ".1f", "%": ".3f"}
 
 
 def describe(result: Reproduction) -> str:
@@ -74,4 +74,4 @@ def _judged(criterion: Criterion) -> tuple[str, ...]:
 
 
 def _value(criterion: Criterion, value: float) -> str:
-    return f"{value:.0f}" if criterion.is_count else f"{100 * value:.1f} %"
+    return f"{value:.0f}" if criterion.is_count else f"{100 * value:.{criterion.digits}f} %"

@@ -109,7 +109,7 @@ def _tiny(depths: tuple[int, ...]) -> DetectionSetting:
         batch_size=2,
         num_classes=4,
         num_examples=203,
-        lr=0.003,
+        lr=0.001,
         policy=MultiScale(
             shorts=tuple(range(64, 109, 4)),
             longest=160,
@@ -126,8 +126,8 @@ class Detection(ImageTask[DetectionExample]):
     first), images padded to multiples of 32 and a batch to its greatest height and width, wide and
     tall images in batches of their own; batch 8 (R50) or 6 (R101). The optimizer is MMDetection's
     for RetinaNet, SGD with momentum 0.9 and weight decay 1e-4. Its learning rate is 0.01, reached
-    after 500 iterations of warm-up; without warm-up that diverges from random weights, and 0.001
-    is used here, 0.003 at ``tiny``. Batch norm is trained and no stage is frozen, as in the
+    after 500 iterations of warm-up; without warm-up that diverges from random weights (tried at
+    ``tiny``), and 0.001 is used here. Batch norm is trained and no stage is frozen, as in the
     released code. ``small`` has half the image's sides and an eighth of the width.
 
     The size is ``(images, height x width)``.

@@ -32,7 +32,7 @@ class IcResNet50(Classification):
 
     Sides of 160 to 320 in steps of 32, the range of the multi-scale samplers that ImageNet models
     are trained with (Mehta and Rastegari, *MobileViT*, ICLR 2022); 64 images of the largest side
-    take about 11 GB. AdamW: 1e-3 suits random weights; at ``tiny`` 3e-3.
+    take 11 GB. AdamW: 1e-3 suits random weights; at ``tiny`` 3e-3.
 
     The size is ``(images, height x width)``.
     """

@@ -38,7 +38,7 @@ class IcSwin(Classification):
     Sides of 256 to 448 in steps of 32. No smaller ones: at 224 the last stage has no more tokens
     than a window, and the model then gives up shifting its windows for good; below, it fails (its
     position biases are made for whole windows). Above 448 another row of windows would begin.
-    32 images of the largest side take about 18 GB. AdamW; the learning rate, 3e-4, suits random
+    32 images of the largest side take 13 GB. AdamW; the learning rate, 3e-4, suits random
     weights without warm-up, and narrow models take 1e-3.
 
     Attention works on whole windows: each stage's tokens are padded to multiples of the window, so

@@ -91,8 +91,8 @@ class McRoberta(TextTask[ChoiceExample]):
         super()._check(model, weights)
         if model.config.pad_token_id != self.data.pad_id:
             raise ValueError(
-                f"the model in {weights} counts positions by padding {model.config.pad_token_id} and "
-                f"the vocabulary has {self.data.pad_id}: use the vocabulary it was trained with"
+                f"the model in {weights} pads with token {model.config.pad_token_id} and the "
+                f"vocabulary with {self.data.pad_id}: use the vocabulary it was trained with"
             )
 
     def _collate(self, examples: Sequence[ChoiceExample]) -> Batch:

@@ -19,11 +19,11 @@ from mimose_bench.experiments.tasks.text import TextSetting, TextTask
 class QaXlnet(TextTask[QaExample]):
     """Question answering on SQuAD v1.1 with XLNet and its beam search.
 
-    XLNetForQuestionAnswering as the released script ``run_qa_beam_search.py`` trains it: the answer's
-    end is found from its true start, and a third head says whether there is an answer. Batch 16,
-    maximum 512, stride 128, learning rate 3e-5 with AdamW; padding is on the left, and no memories
-    are kept from batch to batch. The paper shows no lengths of XLNet's own tokens: generated batches
-    are as long as BERT's.
+    XLNetForQuestionAnswering as the released script ``run_qa_beam_search.py`` trains it: the
+    answer's end is found from its true start, and a third head says whether there is an answer.
+    Batch 16, maximum 512, stride 128, learning rate 3e-5 with AdamW; padding is on the left, and no
+    memories are kept from batch to batch. The paper shows no lengths in XLNet's own tokens:
+    generated batches are as long as BERT's.
     """
 
     name = "qa-xlnet"

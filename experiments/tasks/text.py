@@ -133,6 +133,15 @@ class TextTask(TaskBase[E], Generic[E]):
         longest = tuple(map(max, zip(*(example.lengths for example in examples))))
         return len(examples) * self.rows_per_sample, *self._padded(longest)
 
+    def sizes(self, steps: int) -> Iterator[Size]:
+        """Yield the sizes of the batches that ``batches`` would yield; see ``Task``."""
+        if not isinstance(self.data, Generated) or len(self._limits()) > 1:
+            yield from super().sizes(steps)
+            return
+        # What is generated knows its lengths before its words.
+        for lengths in self.data.lengths(self.batch_size, steps, self.options.seed):
+            yield len(lengths) * self.rows_per_sample, max(lengths)
+
     def _examples_of(self, size: Size) -> Sequence[E]:
         rows, *lengths = size
         limits = self._limits()
@@ -143,7 +152,9 @@ class TextTask(TaskBase[E], Generic[E]):
             or rows % per_sample
             or not all(low <= x <= high for x, (low, high) in zip(lengths, limits))
         ):
-            allowed = " and ".join(f"{low} to {high}" if low < high else f"{high}" for low, high in limits)
+            allowed = " and ".join(
+                f"{low} to {high}" if low < high else f"{high}" for low, high in limits
+            )
             of = "" if per_sample == 1 else f", {per_sample} sequences a sample"
             raise ValueError(
                 f"a batch of {self.name} has a size of (sequences, tokens) with {allowed} tokens "

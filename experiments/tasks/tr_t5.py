@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class TrT5(TextTask[TranslationExample]):
     """Translation from English to French (UN_PC), with T5.
 
-    T5ForConditionalGeneration in the paper's setting: t5-base, batch 8, at most 512 tokens of source
-    and of target, AdamW with PyTorch's default learning rate of 1e-3, 4,000 sentences. As in the
-    released script labels are padded to that maximum, so that only the encoder's length varies; with
-    ``labels=longest`` they are padded to the longest of the batch, and both vary.
+    T5ForConditionalGeneration in the paper's setting: t5-base, batch 8, at most 512 tokens of
+    source and of target, AdamW with PyTorch's default learning rate of 1e-3, 4,000 sentences. As in
+    the released script labels are padded to that maximum, so that only the encoder's length varies;
+    with ``labels=longest`` they are padded to the longest of the batch, and both vary.
     """
 
     name = "tr-t5"
@@ -37,7 +37,7 @@ class TrT5(TextTask[TranslationExample]):
     model_class = "T5ForConditionalGeneration"
     generated = SyntheticTranslation
     imitates = (
-        "words of Zipf's distribution in batches of UN_PC's padded lengths, each with a fixed "
+        "words from a skewed distribution in batches of UN_PC's padded lengths, each with a fixed "
         "translation"
     )
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"labels": ("max", "longest")}
@@ -67,7 +67,7 @@ class TrT5(TextTask[TranslationExample]):
             hidden=64,
             num_heads=1,
             batch_size=4,
-            max_length=128,
+            max_length=96,
             vocab_size=1024,
             lr=1e-3,
             num_examples=203,
@@ -78,16 +78,16 @@ class TrT5(TextTask[TranslationExample]):
         from mimose_bench.experiments.data import unpc_text
 
         setting = self.setting
-        return unpc_text.open_hub(
-            self.pretrained, setting.max_length, setting.num_examples, reason
-        )
+        return unpc_text.open_hub(self.pretrained, setting.max_length, setting.num_examples, reason)
 
     def _open_path(
         self, path: Path, vocab: Path | None, reason: str
     ) -> TextData[TranslationExample]:
         from mimose_bench.experiments.data import unpc_text
 
-        return unpc_text.open_path(path, vocab, self.setting.max_length, reason)
+        # As many as the paper took: all of UN_PC's 30 million pairs would not fit in memory.
+        samples = self.settings_by_scale["full"].num_examples
+        return unpc_text.open_path(path, vocab, self.setting.max_length, reason, samples)
 
     def _config(self) -> Any:
         from transformers import T5Config

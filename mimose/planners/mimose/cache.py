@@ -10,10 +10,25 @@ from mimose.planners.mimose.storages import Packed
 from mimose.records import Situation, Size
 from mimose.solvers.packing import Segments
 
+_MOST_ROUNDED = 2
+
 
 def round_up(size: Size, step: int) -> Size:
-    """Return ``size`` with its lengths rounded up to multiples of ``step``; the batch stays."""
+    """Return ``size`` with its lengths rounded up to multiples of ``step``; the batch stays.
+
+    A size of more than two extents stays as it is: they belong together (an image's area and the
+    areas that it is padded to), and rounded one by one they might be no batch's.
+    """
+    if len(size) - 1 > _MOST_ROUNDED:
+        return size
     return (size[0], *(-(-x // step) * step for x in size[1:]))
+
+
+def least_of(key: Size, step: int) -> Size:
+    """Return the smallest size that rounds up to ``key``."""
+    if len(key) - 1 > _MOST_ROUNDED:
+        return key
+    return (key[0], *(x - step + 1 for x in key[1:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,23 @@ from mimose.plan import Plan
 from mimose.planners.bound import Bound
 from mimose.planners.full import recomputable, recompute_all
 from mimose.planners.mimose import authors
-from mimose.planners.mimose.cache import Entry, round_up
+from mimose.planners.mimose.cache import Entry, least_of, round_up
 from mimose.planners.mimose.drift import Drift
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.reserve import Need, Reserve
 from mimose.planners.mimose.scheduler import check_feasible, schedule
 from mimose.planners.mimose.storages import Packed, Packing
 from mimose.planners.options import byte_count, whole_number
-from mimose.records import NO_AUTOCAST, NO_WORK, Decision, ModelInfo, Situation, Size, StepRecord, Work
+from mimose.records import (
+    NO_AUTOCAST,
+    NO_WORK,
+    Decision,
+    ModelInfo,
+    Situation,
+    Size,
+    StepRecord,
+    Work,
+)
 
 VARIANTS = ("printed", "authors")
 MOST_SHELTERED = 30
@@ -78,7 +87,9 @@ class Mimose(Bound):
             task; for their variant the default is 10 % of the budget, since a planner knows no
             task.
         cache_step: Lengths are rounded up to multiples of this, and a plan serves all sizes that
-            round up to the same one. Batches are never rounded.
+            round up to the same one. Batches are never rounded, nor are sizes of more than two
+            extents. Areas of images change by whole rows of pixels or patches, so that each keeps
+            a plan of its own.
         variant: ``printed``, Algorithm 1 with the peak model, or ``authors``, what their released
             code does.
 
@@ -292,7 +303,7 @@ class Mimose(Bound):
         )
         below = size[1:] != estimator.clip(size)[1:]
         if entry is None or not hit:
-            low = (size[0], *(x - self._cache_step + 1 for x in key[1:]))
+            low = least_of(key, self._cache_step)
             profiles = [estimator.predict(estimator.clip(key)), estimator.predict(low)]
             if below:
                 profiles.append(estimator.predict(key))

@@ -155,7 +155,20 @@ def test_first_rows_come_from_a_cached_copy_if_there_is_one(asked):
 
 def test_whole_split_of_a_configuration(asked):
     assert len(hub.load_split(("new/name",), "train", "qqp")) == 5
-    assert asked == [("new/name", "qqp", "hub", False)]
+    assert asked == [("new/name", "qqp", "cache", False), ("new/name", "qqp", "hub", False)]
+
+
+def test_cached_copy_is_taken_without_asking(asked, monkeypatch):
+    monkeypatch.setattr(hub, "is_reachable", lambda: pytest.fail("asked the hub"))
+    assert len(hub.load_split(("new/name", "old/name"), "train")) == 5
+
+
+def test_folder_that_hides_the_data_set_is_not_taken_for_it(asked, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old" / "name").mkdir(parents=True)
+    with pytest.raises(HubUnavailableError, match=r"a file or folder old/name in the working"):
+        hub.load_split(("old/name",), "train")
+    assert asked == []
 
 
 class _Loader:

@@ -2,6 +2,8 @@ import copy
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mimose_bench.experiments.data.squad import from_rows, read_squad
 
@@ -137,3 +139,42 @@ def test_rows_of_the_hub_read_alike(squad, write_squad):
     questions, omitted = from_rows([*rows, {"id": "bad", "question": "?", "answers": None}])
     assert questions == read_squad(write_squad(squad))[0]
     assert omitted.describe() == "1 without a context (bad)"
+
+
+_anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+_PLACES = (
+    ("id",),
+    ("question",),
+    ("answers",),
+    ("answers", 0),
+    ("answers", 0, "text"),
+    ("answers", 0, "answer_start"),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(place=st.sampled_from(_PLACES), value=_anything)
+def test_anything_in_a_field_is_a_question_or_an_omission(squad, write_squad, place, value):
+    spoilt = copy.deepcopy(squad)
+    target = spoilt["data"][0]["paragraphs"][1]["qas"][0]
+    *way, last = place
+    for step in way:
+        target = target[step]
+    target[last] = value
+    questions, omitted = read_squad(write_squad(spoilt))
+    assert len(questions) + len(omitted) == 3
+    assert {"q0", "q2"} <= {q.name for q in questions}
+    assert "\n" not in omitted.describe()
+
+
+@given(st.lists(st.fixed_dictionaries({"answers": _anything, "context": _anything}), max_size=3))
+def test_any_row_of_the_hub_is_a_question_or_an_omission(rows):
+    rows = [dict(row, question="Who?") for row in rows]
+    questions, omitted = from_rows(rows)
+    assert len(questions) + len(omitted) == len(rows)

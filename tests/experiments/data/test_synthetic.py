@@ -2,7 +2,10 @@ import numpy as np
 import pytest
 
 from mimose_bench.experiments.data.sources import DataSource
-from mimose_bench.experiments.data.synthetic_qa import SyntheticQa
+from mimose_bench.experiments.data.synthetic_choices import SyntheticChoices
+from mimose_bench.experiments.data.synthetic_pairs import SyntheticPairs
+from mimose_bench.experiments.data.synthetic_qa import SyntheticQa, SyntheticXlnetQa
+from mimose_bench.experiments.data.synthetic_translation import SyntheticTranslation
 
 SOURCE = DataSource(kind="synthetic", detail="words", reason="test")
 
@@ -15,12 +18,40 @@ def _lengths(data, batch_size, steps, seed=0):
     return [[len(e.tokens) for e in batch] for batch in data.batches(batch_size, steps, seed)]
 
 
+# Mean and quantiles of padded batch lengths in Fig 3, IPDPS 2023 (10.1109/IPDPS54959.2023.00025).
+PAPER = {
+    SyntheticQa: (12, 299.0, 209, 287, 438),
+    SyntheticXlnetQa: (16, 299.0, 209, 287, 438),
+    SyntheticPairs: (32, 69.9, 49, 66, 103),
+    SyntheticChoices: (16, 55.5, 42, 53, 77),
+    SyntheticTranslation: (8, 73.1, 39, 68, 123),
+}
+
+
+@pytest.mark.parametrize("kind", PAPER)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_padded_lengths_follow_the_paper(kind, seed):
+    batch_size, mean, *quantiles = PAPER[kind]
+    data = kind(SOURCE, 512, 30522, 87599)
+    drawn = data.lengths(batch_size, 6000, seed)
+    longest = np.array([max(each) for each in drawn])
+    assert longest.mean() == pytest.approx(mean, rel=0.03)
+    assert np.percentile(longest, (5, 50, 95)) == pytest.approx(quantiles, rel=0.03)
+    assert longest.max() <= data.longest[0]
+
+
+@pytest.mark.parametrize("kind", PAPER)
+def test_lengths_are_those_of_the_examples(kind):
+    data = kind(SOURCE, 96, 1024, 21)
+    batches = [[e.lengths[0] for e in batch] for batch in data.batches(8, 12, 3)]
+    assert batches == [list(each) for each in data.lengths(8, 12, 3)]
+    assert max(map(max, batches)) <= data.longest[0]
+
+
 @pytest.mark.parametrize("batch_size", [4, 12])
-def test_padded_lengths_follow_the_papers_squad(batch_size):
-    longest = np.array([max(each) for each in _lengths(_data(), batch_size, 4000)])
+def test_padded_lengths_of_squad_do_not_depend_on_the_batch_size(batch_size):
+    longest = np.array([max(each) for each in _data().lengths(batch_size, 4000, 0)])
     assert longest.mean() == pytest.approx(299.0, rel=0.03)
-    for share, expected in ((5, 209), (50, 287), (95, 438)):
-        assert np.percentile(longest, share) == pytest.approx(expected, rel=0.03)
     assert longest.min() >= 153
     assert longest.max() == 512
 

@@ -123,6 +123,11 @@ def test_what_is_too_long_is_cut_and_counted(files, name, vocab_path):
 def test_first_samples_of_files(files):
     data = unpc_text.open_path(files["unpc"], None, 32, "test", max_samples=1)
     assert data.num_examples == 1
+    assert data.source.notes[0] == "took the first 1 lines only"
+    for enough in (2, 4000):
+        data = unpc_text.open_path(files["unpc"], None, 32, "test", max_samples=enough)
+        assert data.num_examples == 2
+        assert "lines only" not in "".join(data.source.notes)
 
 
 @pytest.mark.parametrize(

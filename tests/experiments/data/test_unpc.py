@@ -51,9 +51,11 @@ def test_folders_with_no_pair_or_several(moses):
     (moses / "second.fr").write_text("x")
     with pytest.raises(ValueError, match=r"holds several pairs of files NAME.en and NAME.fr"):
         _read(moses)
+    with pytest.raises(ValueError, match="cannot be read"):
+        _read(moses / ("x" * 300))
     for path in moses.glob("*.fr"):
         path.unlink()
-    with pytest.raises(ValueError, match=r"holds no pairs of files NAME.en and NAME.fr"):
+    with pytest.raises(ValueError, match=r"holds no pair of files NAME.en and NAME.fr"):
         _read(moses)
     with pytest.raises(ValueError, match=r"there is no data file .*UN.en-fr.fr"):
         _read(moses / "UN.en-fr.en")
