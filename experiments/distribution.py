@@ -31,10 +31,12 @@ class Distribution:
         unit: What ``lengths`` count.
         source: Where the data comes from, in words.
         notes: What else to know of the data, such as records left out.
-        batch_size: Samples in a full batch.
+        dataset: The data set as the paper's Fig 3 calls it, or nothing.
+        batch_size: Samples in the batches.
         num_examples: Examples in an epoch.
         lengths: For each full batch its padded length, or its image's pixels.
         decoder_lengths: Likewise the decoder's, where there is one.
+        example_lengths: Length of each single example, where they are stored.
         paper: The paper's histogram of padded lengths (Fig 3), where it shows one.
         paper_areas: What the paper's authors published of image areas, where they did.
     """
@@ -45,10 +47,12 @@ class Distribution:
     unit: Unit
     source: str
     notes: tuple[str, ...]
+    dataset: str
     batch_size: int
     num_examples: int
     lengths: np.ndarray
     decoder_lengths: np.ndarray | None = None
+    example_lengths: np.ndarray | None = None
     paper: Histogram | None = None
     paper_areas: AreaSummary | None = None
 
@@ -80,6 +84,9 @@ class Distribution:
             "decoder_statistics": None
             if self.decoder_lengths is None
             else _statistics(self.decoder_lengths),
+            "example_statistics": None
+            if self.example_lengths is None
+            else _statistics(self.example_lengths),
             "paper": self.paper_statistics(),
         }
 
@@ -89,10 +96,13 @@ def measure_distribution(task: Task, batches: int | None = None) -> Distribution
 
     Args:
         task: The task.
-        batches: How many; by default an epoch, at most ``MOST_BATCHES``. Smaller batches, as the
+        batches: How many; by default ``MOST_BATCHES``, of real data an epoch at most. Smaller batches, as the
             last of an epoch is, are left out: they are padded less.
     """
-    steps = batches or min(task.epoch_steps, MOST_BATCHES)
+    most = MOST_BATCHES
+    if task.data_source.kind != "synthetic":
+        most = min(most, task.epoch_steps)
+    steps = batches or most
     sizes = list(task.sizes(steps))
     rows = max(size[0] for size in sizes)
     full = np.array([size for size in sizes if size[0] == rows], np.int64)
@@ -105,10 +115,12 @@ def measure_distribution(task: Task, batches: int | None = None) -> Distribution
         unit=task.unit,
         source=str(task.data_source),
         notes=task.data_source.notes,
-        batch_size=task.batch_size,
+        dataset=task.dataset,
+        batch_size=rows // task.rows_per_sample,
         num_examples=int(settings["num_examples"]),
         lengths=full[:, 1],
         decoder_lengths=full[:, 2] if "decoder_length" in columns else None,
+        example_lengths=task.example_lengths(),
         paper=task.paper_lengths(),
         paper_areas=detection_areas(task.title),
     )
@@ -119,18 +131,24 @@ def describe(found: Distribution) -> str:
     lines = [
         f"{found.task}, scale {found.scale}: {found.source}",
         *(f"note: {note}" for note in found.notes),
-        f"{len(found.lengths)} batches of {found.batch_size}, {found.num_examples} examples "
-        "in an epoch",
+        f"{len(found.lengths)} batch{'' if len(found.lengths) == 1 else 'es'} of "
+        f"{found.batch_size}, {found.num_examples} examples in an epoch",
         "",
         _compared(found),
     ]
-    if found.decoder_lengths is not None:
+    if found.decoder_lengths is not None and np.ptp(found.decoder_lengths) == 0:
+        lines += ["", f"decoder: {found.decoder_lengths[0]} tokens in every batch"]
+    elif found.decoder_lengths is not None:
         ours = _statistics(found.decoder_lengths)
         rows = [(name, f"{value:.1f}") for name, value in ours.items()]
         lines += ["", table(("decoder, tokens", "here"), rows)]
     lines += ["", *_bars(found)]
     if found.paper is not None:
-        lines += ["", "paper: batches by padded length, Fig 3, read from the drawing"]
+        lines += [
+            "",
+            f"paper: Fig 3, read from the drawing: {found.dataset} in batches of "
+            f"{found.paper.batch_size}",
+        ]
     elif found.paper_areas is not None:
         lines += ["", f"paper: {found.paper_areas.source}"]
     return "\n".join(lines)
@@ -138,23 +156,28 @@ def describe(found: Distribution) -> str:
 
 def _compared(found: Distribution) -> str:
     ours, paper = found.statistics(), found.paper_statistics()
+    single = None if found.example_lengths is None else _statistics(found.example_lengths)
     rows = []
     for name, value in ours.items():
         theirs = paper.get(name)
         rows.append(
             (
                 name,
+                *([f"{single[name]:.1f}"] if single else []),
                 f"{value:.1f}",
                 "-" if theirs is None else f"{theirs:.1f}",
                 "-" if theirs is None else f"{value / theirs - 1:+.1%}",
             )
         )
-    return table((found.unit, "here", "paper", "difference"), rows)
+    examples = ["examples"] if single else []
+    return table((found.unit, *examples, "batches", "paper's batches", "difference"), rows)
 
 
 def _bars(found: Distribution) -> Iterable[str]:
     """Yield a line a bin: share of the batches here and in the paper, and a bar of the former."""
-    edges = bin_edges(found)
+    values = np.unique(found.lengths)
+    few = found.paper is None and len(values) <= _BARS
+    edges = np.append(values, values[-1] + 1) if few else bin_edges(found)
     shares = np.histogram(found.lengths, edges)[0] / len(found.lengths)
     theirs = None if found.paper is None else found.paper.shares_between(edges)
     most = max(shares.max(), 1e-9)
@@ -163,7 +186,8 @@ def _bars(found: Distribution) -> Iterable[str]:
     for number, (low, high) in enumerate(pairwise(edges)):
         bar = "#" * round(_WIDEST_BAR * shares[number] / most)
         beside = "" if theirs is None else f"  {theirs[number]:6.1%}"
-        yield f"{low:>9.0f} to {high:>8.0f}  {shares[number]:6.1%}{beside}  {bar}".rstrip()
+        between = f"{low:>21.0f}" if few else f"{low:>9.0f} to {high:>8.0f}"
+        yield f"{between}  {shares[number]:6.1%}{beside}  {bar}".rstrip()
 
 
 def bin_edges(found: Distribution, most: int = _BARS) -> np.ndarray:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from mimose_bench.experiments.data.omissions import Omissions
 SMALLEST = 32
 """Images with a shorter side are left out, as MMDetection does."""
 _LOOKED_AT = 50
+_FAR = 1_000_000  # no image has as many pixels in a row; what is not a number is not below it
 _WITHOUT = "images without boxes"
 
 
@@ -82,11 +82,11 @@ def read_coco(path: Path) -> BoxedImages:
     records = _images(content["images"], omitted)
     folder = _folder(path, [record["file_name"] for record in records.values()])
     boxes: dict[Any, list[tuple[float, ...]]] = {}
-    for name, annotation in _named(content["annotations"], "annotation"):
+    for position, annotation in enumerate(content["annotations"]):
         try:
             record, box = _box(annotation, records, numbers)
         except _MalformedError as error:
-            omitted.add(f"annotations {error}", name)
+            omitted.add(f"annotations {error}", _name("annotation", position, annotation))
             continue
         if box is not None:
             boxes.setdefault(record["id"], []).append(box)
@@ -179,10 +179,9 @@ def _content(path: Path) -> dict[str, Any]:
     return lists
 
 
-def _named(records: list[Any], kind: str) -> Iterator[tuple[str, Any]]:
-    for position, record in enumerate(records):
-        has_name = isinstance(record, dict) and "id" in record
-        yield f"{kind} {record['id']}" if has_name else f"{kind} at place {position}", record
+def _name(kind: str, position: int, record: Any) -> str:
+    has_id = isinstance(record, dict) and "id" in record
+    return f"{kind} {record['id']}" if has_id else f"{kind} at place {position}"
 
 
 def _categories(path: Path, records: list[Any]) -> dict[Any, str]:
@@ -201,7 +200,7 @@ def _categories(path: Path, records: list[Any]) -> dict[Any, str]:
 def _images(records: list[Any], omitted: Omissions) -> dict[Any, dict[str, Any]]:
     """Return the usable image records by id."""
     found: dict[Any, dict[str, Any]] = {}
-    for name, record in _named(records, "image"):
+    for position, record in enumerate(records):
         try:
             if not isinstance(record, dict):
                 raise _MalformedError("not an object")
@@ -213,10 +212,10 @@ def _images(records: list[Any], omitted: Omissions) -> dict[Any, dict[str, Any]]
                 raise _MalformedError("without a file name")
             for side in ("width", "height"):
                 value = record.get(side)
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _FAR:
                     raise _MalformedError(f"without a {side} in pixels")
         except _MalformedError as error:
-            omitted.add(f"images {error}", name)
+            omitted.add(f"images {error}", _name("image", position, record))
             continue
         found[record["id"]] = record
     return found
@@ -231,7 +230,7 @@ def _folder(path: Path, names: list[str]) -> Path:
     here = path.parent
     folders = (here / called, here / "images", here, here.parent / called)
     for folder in folders:
-        if any((folder / name).is_file() for name in names[:_LOOKED_AT]):
+        if any(_is_file(folder / name) for name in names[:_LOOKED_AT]):
             return folder
     if not names:  # said in full by the caller
         return here
@@ -239,6 +238,13 @@ def _folder(path: Path, names: list[str]) -> Path:
     raise ValueError(
         f"the images of {path}, such as {names[0]}, are in none of {tried}: put them there"
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a record may hold what cannot be a name
+        return False
 
 
 class _Files:
@@ -252,7 +258,7 @@ class _Files:
     def size(self, name: str) -> int | None:
         """Return a file's bytes; None where there is none."""
         found = self._sizes.get(name)
-        if found is None and os.sep in name and (self.folder / name).is_file():
+        if found is None and os.sep in name and _is_file(self.folder / name):
             return (self.folder / name).stat().st_size
         return found
 
@@ -313,7 +319,7 @@ def _numbers(box: Any) -> tuple[float, float, float, float]:
     if (
         not isinstance(box, (list, tuple))
         or len(box) != 4
-        or not all(isinstance(x, (int, float)) and math.isfinite(x) for x in box)
+        or not all(isinstance(x, (int, float)) and -_FAR < x < _FAR for x in box)
     ):
         raise _MalformedError("whose box is not four numbers")
     return box[0], box[1], box[2], box[3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +26,7 @@ from mimose_bench.experiments.data.sources import DataSource, HubUnavailableErro
 from mimose_bench.experiments.data.views import MultiScale
 
 HUB = "detection-datasets/coco"
+log = logging.getLogger(__name__)
 _STREAM = 0xC0C0  # keeps these draws apart from others with the same seed
 
 
@@ -98,7 +101,10 @@ def open_path(path: Path, policy: MultiScale, reason: str) -> StoredDetection:
     Raises:
         ValueError: If the file or its images are missing or not what they should be.
     """
+    started = time.perf_counter()
     found = read_coco(path)
+    seconds = time.perf_counter() - started
+    log.info("read %d images with boxes in %.1f s", len(found.images), seconds)
     detail = f"{path}, images in {found.folder}"
     return _stored(found, DataSource(kind="path", detail=detail, reason=reason), policy, IMAGENET)
 

@@ -20,6 +20,7 @@ import numpy as np
 
 _GIB = 1 << 30
 _HISTOGRAM_KEYS = {"SWAG": "S", "SQuAD": "K", "GLUE-QQP": "Q", "UN_PC": "U"}
+_BATCH_SIZES = {"SWAG": 16, "SQuAD": 12, "GLUE-QQP": 32, "UN_PC": 8}
 _SELECTIONS = {
     "none": "Pytorch",
     "first": "First-encoder",
@@ -37,11 +38,13 @@ class Histogram:
     """Share of batches by padded length (Fig 3).
 
     Attributes:
+        batch_size: Samples in a batch.
         first_edge: Lower edge of the first bin, in tokens.
         bin_width: Width of a bin, in tokens.
         shares: Share of the batches in each bin; they sum to one.
     """
 
+    batch_size: int
     first_edge: float
     bin_width: float
     shares: tuple[float, ...]
@@ -120,7 +123,7 @@ def length_histogram(dataset: str) -> Histogram:
     first, width, _ = data["edges"][key]
     shares = data["h"][key]
     total = sum(shares)  # 0.995 to 0.999 as drawn: bars too low to see are missing
-    return Histogram(first, width, tuple(share / total for share in shares))
+    return Histogram(_BATCH_SIZES[dataset], first, width, tuple(share / total for share in shares))
 
 
 def budgets(task: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from mimose_bench.experiments.data.sources import DataSource
 from mimose_bench.experiments.paper import Histogram
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn, optim
 
 Scale = Literal["full", "small", "tiny"]
@@ -95,6 +96,8 @@ class Task(Protocol):
     Attributes:
         name: Its name on the command line.
         title: Its name in the paper.
+        dataset: Its data set as the paper's Fig 3 calls it; empty where that shows none.
+        rows_per_sample: How much a sample adds to ``size[0]``: its sequences.
         unit: What ``size[1]`` counts: a batch's padded length in tokens, or an image's pixels.
         scale: The size of its model.
         batch_size: Samples in a full batch.
@@ -103,6 +106,8 @@ class Task(Protocol):
 
     name: str
     title: str
+    dataset: str
+    rows_per_sample: int
     unit: Unit
     scale: Scale
     batch_size: int
@@ -169,6 +174,12 @@ class Task(Protocol):
 
         Where batches of text are generated from a histogram of the paper these are its bins; other
         data is binned likewise over batches of the task's own. All count as full batches.
+        """
+
+    def example_lengths(self) -> np.ndarray | None:
+        """Return the length of each single example, where they are stored.
+
+        1-D, of what ``size[1]`` counts; None where examples are generated or not padded.
         """
 
     def parse_size(self, text: str) -> Size:

@@ -19,6 +19,7 @@ from mimose_bench.experiments.tasks.base import Scale, SizeBin, TaskOptions, Uni
 from mimose_bench.experiments.tasks.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn, optim
 
 E = TypeVar("E")
@@ -37,6 +38,7 @@ class TaskBase(ABC, Generic[E]):
         dataset: The data set as the paper's Fig 3 calls it; empty where that shows none.
         settings_by_scale: Shape of model and batches by scale: a frozen dataclass with at least
             ``batch_size``.
+        rows_per_sample: Sequences in a sample; more than one for multiple choice.
         optimizer_name: The optimizer used unless another is asked for; a key of ``OPTIMIZERS``.
         choices: Options of this task alone, each with the values it may have, the default first.
     """
@@ -45,6 +47,7 @@ class TaskBase(ABC, Generic[E]):
     title: ClassVar[str]
     unit: ClassVar[Unit] = "tokens"
     dataset: ClassVar[str] = ""
+    rows_per_sample: ClassVar[int] = 1
     settings_by_scale: ClassVar[Mapping[Scale, Any]]
     optimizer_name: ClassVar[str] = "adamw"
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -118,6 +121,10 @@ class TaskBase(ABC, Generic[E]):
     @abstractmethod
     def parse_size(self, text: str) -> Size:
         """Return the size of a full batch that a user means by ``text``; see ``Task``."""
+
+    def example_lengths(self) -> np.ndarray | None:
+        """Return the length of each single example, where they are stored; see ``Task``."""
+        return None
 
     def describe_size(self, size: Size) -> str:
         """Return how to write the extents of ``size``, the rows left out; see ``Task``."""

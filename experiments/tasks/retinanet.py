@@ -141,8 +141,10 @@ class RetinaNet(nn.Module):
             cells = NUM_ANCHORS * level_logits.shape[-2] * level_logits.shape[-1]
             part = targets.part(first, first + cells)
             first += cells
-            class_losses.append(focal_loss(level_logits, part.labels, part.positive, part.counted))
-            box_losses.append(box_loss(level_offsets, part.offsets, part.positive))
+            # In single precision, whatever autocast made the outputs.
+            chosen = part.labels, part.positive, part.counted
+            class_losses.append(focal_loss(level_logits.float(), *chosen))
+            box_losses.append(box_loss(level_offsets.float(), part.offsets, part.positive))
         class_loss = torch.stack(class_losses).sum() / normaliser
         regression_loss = torch.stack(box_losses).sum() / normaliser
         return Losses(class_loss + regression_loss, class_loss, regression_loss)
@@ -314,6 +316,8 @@ def _term(x: Tensor) -> Tensor:
 
 def _slope(x: Tensor) -> Tensor:
     """Return the derivative of :func:`_term`: ``s^2 (2 (1 - s) log(1 + e^x) + s)``."""
+    # In place, with one temporary: the backward pass of the finest level may be the step's peak.
     sigmoid = torch.sigmoid(x)
-    slope = functional.softplus(x).mul_(1 - sigmoid).mul_(2).add_(sigmoid)
+    slope = functional.softplus(x)
+    slope.addcmul_(slope, sigmoid, value=-1).mul_(2).add_(sigmoid)
     return slope.mul_(sigmoid.square_())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from mimose.records import Size
-from mimose_bench.experiments.data.examples import TextData, TextExample
+from mimose_bench.experiments.data.examples import StoredText, TextData, TextExample
 from mimose_bench.experiments.data.hub import from_hub_or_cache
 from mimose_bench.experiments.data.sources import DataSource, open_source
 from mimose_bench.experiments.data.synthetic import Generated
@@ -18,6 +18,7 @@ from mimose_bench.experiments.tasks.base import SizeBin
 from mimose_bench.experiments.tasks.common import TaskBase
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import nn
 
 E = TypeVar("E", bound=TextExample)
@@ -59,7 +60,6 @@ class TextTask(TaskBase[E], Generic[E]):
         generated: Kind of its generated data.
         imitates: What to say of that.
         shortest: Fewest tokens of an example that can be generated.
-        rows_per_sample: Sequences in a sample; more than one for multiple choice.
     """
 
     pretrained: ClassVar[str]
@@ -67,7 +67,6 @@ class TextTask(TaskBase[E], Generic[E]):
     generated: ClassVar[type[Generated[Any]]]
     imitates: ClassVar[str]
     shortest: ClassVar[int] = 8
-    rows_per_sample: ClassVar[int] = 1
     setting: Any
     data: TextData[E]
 
@@ -173,6 +172,10 @@ class TextTask(TaskBase[E], Generic[E]):
         """Return the distribution of an epoch's batch sizes; see ``Task``."""
         bins = self.data.length_bins(self.batch_size, self.options.seed, self._bin_width())
         return tuple(SizeBin(self._full_size(b.length), b.share) for b in bins)
+
+    def example_lengths(self) -> np.ndarray | None:
+        """Return the length of each example, where they are stored, in tokens."""
+        return self.data.lengths[:, 0] if isinstance(self.data, StoredText) else None
 
     def parse_size(self, text: str) -> Size:
         """Return the size of a full batch of a padded length, for example ``384``."""

@@ -9,12 +9,13 @@ that belong to the user).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
@@ -44,6 +45,7 @@ class _Sample:
         "level",
         "output",
         "output_storages",
+        "passing",
         "saved_storages",
         "stamps",
     )
@@ -54,8 +56,26 @@ class _Sample:
         self.backward_peak: int | None = None
         self.saved_storages: tuple[int, ...] = ()
         self.output_storages: tuple[int, ...] = ()
+        self.passing: list[tuple[StorageWeakRef, int]] = []
         self.checkpointed = self.inside_checkpoint = self.around_checkpoint = False
         self.stamps: tuple[Any, Any, Any, Any] = (None,) * 4
+
+    def settle(self) -> None:
+        """Count outputs that are gone once the forward is over as what the block itself keeps.
+
+        Attention weights, say, which a layer returns and its caller ignores: recomputed, the layer
+        leaves nothing of them, kept, it keeps them for its backward.
+        """
+        for reference, size in self.passing:
+            if reference.expired():
+                taken = round_up(size, ROUND)
+                self.output -= taken
+                self.activation += taken
+                left = list(self.output_storages)
+                left.remove(size)
+                self.output_storages = tuple(left)
+                self.saved_storages = (*self.saved_storages, size)
+        self.passing = []
 
     def finish(self, block: int, device: Device) -> BlockSample:
         return BlockSample(
@@ -178,6 +198,7 @@ class Collector:
             sample.stamps = (start, before, after, device.now())
             result = rerun()
             again = device.mark()
+            sample.passing = _also_saved(result, inputs, outputs, saved)
             if again.peak_allocated is not None:
                 # Otherwise the plain pass, which holds more, stands for it.
                 sample.checkpoint_peak = again.peak_allocated - low
@@ -226,6 +247,8 @@ class Collector:
         mark = self._device.mark()
         if not self._arrived_at:
             self._head_peak = self._head(mark)
+            for sample in self._samples.values():
+                sample.settle()
             # The only way to learn that the backward pass has ended, short of patching it.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
         else:
@@ -317,6 +340,34 @@ def _new_storages(result: Any, inputs: Iterable[torch.Tensor]) -> dict[int, int]
         for tensor in tensors_in(result)
         if tensor.layout == torch.strided and _storage(tensor) not in given
     }
+
+
+def _also_saved(
+    result: Any,
+    inputs: Iterable[torch.Tensor],
+    outputs: Mapping[int, int],
+    saved: Mapping[int, int],
+) -> list[tuple[StorageWeakRef, int]]:
+    """Return those of a checkpointed call's outputs that its plain call saves for backward, too.
+
+    Args:
+        result: What the checkpointed call returned.
+        inputs: What both were given.
+        outputs: New storages of the plain call's result, as :func:`_new_storages` returns them.
+        saved: Storages that the plain call saved.
+    """
+    again: dict[int, torch.Tensor] = {}
+    given = set(map(_storage, inputs))
+    for tensor in tensors_in(result):
+        if tensor.layout == torch.strided and _storage(tensor) not in given:
+            again.setdefault(_storage(tensor), tensor)
+    if len(again) != len(outputs):
+        return []
+    return [
+        (StorageWeakRef(tensor.untyped_storage()), size)
+        for tensor, (key, size) in zip(again.values(), outputs.items())
+        if key in saved
+    ]
 
 
 def _look_for_checkpoint(outer: Any, found: list[bool], module: Any, args: Any) -> None:

@@ -23,6 +23,7 @@ def found(**changes):
         "unit": "tokens",
         "source": "synthetic: words (asked for)",
         "notes": (),
+        "dataset": "SQuAD",
         "batch_size": 12,
         "num_examples": 100,
         "lengths": np.array([200, 300, 400, 500]),

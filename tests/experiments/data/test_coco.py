@@ -5,6 +5,8 @@ import json
 import datasets
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from mimose_bench.experiments.data.coco import from_rows, read_coco
@@ -134,6 +136,29 @@ def test_records_that_are_no_objects_are_counted(coco, write):
     told = read_coco(write(coco)).omitted.describe()
     assert "1 images not an object (image at place 3)" in told
     assert "1 annotations that are no objects (annotation at place 4)" in told
+
+
+JUNK = (None, True, -1, 0, 7, 10**400, 1e308, float("nan"), "", "x" * 5000, "\0", "\ud800", [], {})
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_stands_in_a_file_is_named_or_refused_in_one_sentence(coco, write, data):
+    coco = copy.deepcopy(coco)
+    for _ in range(data.draw(st.integers(1, 3))):
+        where = coco[data.draw(st.sampled_from(sorted(coco)))]
+        place = data.draw(st.integers(0, len(where) - 1))
+        junk = data.draw(st.sampled_from(JUNK))
+        if isinstance(where[place], dict) and where[place] and data.draw(st.booleans()):
+            where[place][data.draw(st.sampled_from(sorted(where[place])))] = junk
+        else:
+            where[place] = junk
+    try:
+        found = read_coco(write(coco))
+    except ValueError as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(len(image.labels) for image in found.images)
 
 
 def test_crowds_are_no_error_but_an_image_of_nothing_else_is_left_out(coco, write):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import ResNetForImageClassification
 
 import mimose
 from mimose.devices import open_device
@@ -298,6 +299,11 @@ def test_weights_of_the_backbone_come_from_a_folder(tmp_path):
     saved.save_pretrained(tmp_path)
     loaded = _task(weights=str(tmp_path)).build_model()
     assert _equal(dict(saved.state_dict()), dict(loaded.backbone.state_dict()))
+    # A classifier's weights do, too, as the hub's ResNets are: its head is left out.
+    whole = ResNetForImageClassification(saved.config)
+    whole.save_pretrained(tmp_path)
+    loaded = _task(weights=str(tmp_path)).build_model()
+    assert _equal(dict(whole.resnet.state_dict()), dict(loaded.backbone.state_dict()))
     with pytest.raises(ValueError, match=r"has depths \[1, 1, 1, 1\] and --scale tiny of od-r101"):
         _task("od-r101", weights=str(tmp_path)).build_model()
     with pytest.raises(ValueError, match=r"holds no config\.json"):

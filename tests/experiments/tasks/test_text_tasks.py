@@ -162,3 +162,50 @@ def test_the_papers_histogram_is_the_data_sets(name, data):
 def test_attention_that_xlnet_lacks_is_refused():
     with pytest.raises(ValueError, match="qa-xlnet has eager attention only"):
         _task("qa-xlnet", attention="sdpa")
+
+
+FILES = {
+    "qa-xlnet": ("train.json", None),
+    "tc-bert": (
+        "train.tsv",
+        "question1\tquestion2\tlabel\n"
+        "who built the old mill?\twhen was the mill built?\t0\n"
+        "where is the bridge?\twhere is the stone bridge?\t1\n"
+        "was it the river?\twho runs past the mill?\t0\n",
+    ),
+    "mc-roberta": (
+        "train.csv",
+        "sent1,sent2,ending0,ending1,ending2,ending3,label\n"
+        "the river runs,it,is old.,is a town past a mill.,was built.,runs,1\n"
+        "the old mill,who,built it?,runs?,is stone?,was in town?,0\n"
+        "monks built it,the bridge,runs past,was built by monks.,is old,is,3\n",
+    ),
+    "tr-t5": (
+        "train.json",
+        "".join(
+            f'{{"translation": {{"en": "the {a} runs past the town", "fr": "{b}"}}}}\n'
+            for a, b in (("river", "it is the river"), ("mill", "mill"), ("monks", "in 1812"))
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_trains_on_a_file(name, squad, write_squad, vocab_path, tmp_path):
+    file, content = FILES[name]
+    path = write_squad(squad) if content is None else tmp_path / file
+    if content is not None:
+        path.write_text(content)
+    task = _task(name, data=str(path), batch_size=2)
+    assert (task.data_source.kind, task.num_examples) == ("path", 3)
+    batches = list(task.batches(4))
+    assert [b.num_samples for b in batches] == [2, 1, 2, 1]
+    assert [b.size for b in batches] == list(task.sizes(4))
+    longest = task.longest()
+    assert max(b.size[1] for b in batches) == longest[1]
+    vocab_size = len(vocab_path.read_text().split())
+    model = task.build_model()
+    assert model.config.vocab_size == task.settings()["vocab_size"] == vocab_size
+    size = (longest[0], 20, *longest[2:])
+    for batch in (*batches, task.example_batch(size)):
+        assert task.loss(model, batch.tensors).isfinite()
