@@ -28,9 +28,11 @@ _READS_ROWS = {aten.embedding, aten.index_select, aten.gather, aten.index}
 
 # Kernels that read their inputs a second time: one for the input's gradient, one that reduces over
 # rows for those of weight and bias (aten/src/ATen/native/cuda/layer_norm_kernel.cu); batch norm in
-# training reads once for the statistics and once to normalise.
+# training and group norm read once for the statistics and once to normalise.
 _READS_TWICE = {
     aten.native_layer_norm_backward,
+    aten.native_group_norm,
+    aten.native_group_norm_backward,
     aten.native_batch_norm,
     aten.native_batch_norm_backward,
     aten.cudnn_batch_norm,
@@ -60,8 +62,23 @@ def kernel_seconds(gpu: Gpu, func: Any, args: Any, kwargs: Any, outputs: Any) ->
 
 def flop_count(packet: Any, args: Any, kwargs: Any, outputs: Any) -> int:
     """Return the operator's FLOPs; 0 for those that ``torch.utils.flop_counter`` leaves out."""
+    if packet is aten.convolution_backward:
+        return _convolution_backward(*args)
     formula = flop_registry.get(packet)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=outputs))
+
+
+def _convolution_backward(
+    gradient: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, *others: Any
+) -> int:
+    """Return the FLOPs of a convolution's gradients: each one's are the forward pass's.
+
+    PyTorch's own count takes a grouped convolution's gradient by the weight for one over all pairs
+    of channels.
+    """
+    transposed, mask = others[4], others[-1]
+    pixels = (given if transposed else gradient).numel()
+    return 2 * pixels * weight[0].numel() * sum(mask[:2])
 
 
 def moved_bytes(packet: Any, arguments: Any, outputs: Any) -> int:

@@ -151,6 +151,16 @@ def test_the_number_of_padded_boxes_changes_nothing(batch):
     assert torch.equal(detector(**batch).loss, few)
 
 
+def test_losses_are_in_single_precision_under_autocast(batch):
+    detector = _detector().eval()
+    with torch.no_grad():
+        wanted = detector(**batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = detector(**batch)
+    assert found.loss.dtype == torch.float32
+    assert found.loss.item() == pytest.approx(wanted.loss.item(), rel=0.02)
+
+
 def test_the_focal_losss_slope_is_exact():
     torch.manual_seed(0)
     logits = torch.randn(2, 9, 3, 2, 2, dtype=torch.double, requires_grad=True)

@@ -1,0 +1,74 @@
+"""Table V: which sizes are predicted, and how errors are judged."""
+
+from functools import partial
+
+import pytest
+
+from mimose_bench.experiments.figures import table5
+from mimose_bench.experiments.figures.session import opened
+from mimose_bench.experiments.figures.text import describe
+from mimose_bench.experiments.tasks import TASKS, TaskOptions, make_task
+
+LABEL = "simulated v100-32gb"
+
+
+def errors(share, num_seen=0):
+    found = [
+        table5.Prediction(
+            size=(8, length),
+            predicted=round(1e9 * (1 + sign * share)),
+            tensors=10**9,
+            allocated=round(1.01e9),
+        )
+        for length, sign in ((100, 1), (200, -1))
+    ]
+    return table5.Errors(predictions=tuple(found), num_seen=num_seen)
+
+
+def test_an_error_as_large_as_the_papers_passes_and_a_larger_one_fails_by_name():
+    measured = {name: errors(bound * 0.999) for name, bound in table5.BOUNDS.items()}
+    measured["ic-resnet50"] = errors(0.5)  # nothing to hold it against
+    assert table5.judge(measured, LABEL).passed
+    measured["tr-t5"] = errors(0.0011)
+    result = table5.judge(measured, LABEL)
+    assert [c.name for c in result.criteria if not c.passed] == ["TR-T5: mean error"]
+    assert {row.series for row in result.rows} == {TASKS[name].title for name in table5.ERRORS}
+
+
+def test_every_task_is_measured_and_the_text_says_what_was_seen_before():
+    assert set(table5.BOUNDS) <= set(TASKS)
+    result = table5.judge({"tr-t5": errors(0.0), "ic-swin": errors(0.01, num_seen=1)}, LABEL)
+    shown = describe(result)
+    assert "0.100 %" in shown
+    assert "IC-Swin: no value in the paper; 2 sizes, 1 of them sampled." in shown
+    allocated = [c for c in result.criteria if "allocated" in c.name]
+    assert allocated[0].value == pytest.approx(1 - 1 / 1.01, rel=1e-3)
+    assert allocated[0].tolerance is None
+
+
+class Covers:
+    def covers(self, size):
+        return size[1] <= 300
+
+
+def test_sizes_are_different_covered_and_if_possible_new():
+    later = [(8, x) for x in (100, 400, 200, 100, 250, 200)]
+    chosen = table5.to_predict(later, {(8, 100)}, Covers(), 3)
+    assert chosen == [(8, 200), (8, 250), (8, 100)]
+    assert table5.to_predict(later, {(8, 100)}, Covers(), 2) == [(8, 200), (8, 250)]
+
+
+@pytest.mark.parametrize("name", ["tr-t5", "ic-swin"])
+def test_narrow_models_are_predicted_as_well(name):
+    task = make_task(name, TaskOptions(scale="tiny", data="synthetic"))
+    with opened("sim:v100") as device:
+        found = table5.measure(device, task, 3)
+    assert found.predictions
+    assert max(p.error for p in found.predictions) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_error_is_larger_than_the_papers():
+    result = table5.check(partial(opened, "sim:v100"))
+    assert result.passed, [(c.name, c.value) for c in result.criteria if not c.passed]
