@@ -17,6 +17,8 @@ from mimose_bench.experiments.data.omissions import Omissions
 SMALLEST = 32
 """Images with a shorter side are left out, as MMDetection does."""
 _LOOKED_AT = 50
+_MOST_FLAT = 0.25
+"""Share of boxes without extent beyond which they cannot be what they are taken for."""
 _FAR = 1_000_000  # no image has as many pixels in a row; what is not a number is not below it
 _WITHOUT = "images without boxes"
 
@@ -112,9 +114,13 @@ def from_rows(rows: Any, categories: Sequence[str]) -> BoxedImages:
         rows: A ``datasets.Dataset`` with ``image`` (not decoded), ``width``, ``height`` and
             ``objects``, of which ``bbox`` holds corners and ``category`` the class's number.
         categories: Names of the classes.
+
+    Raises:
+        ValueError: If no image is usable, or if the boxes are no corners.
     """
     omitted = Omissions()
     images: list[BoxedImage] = []
+    flat = 0
     plain = rows.remove_columns([c for c in rows.column_names if c == "image"])
     total = 0
     for index, row in enumerate(plain):
@@ -128,6 +134,7 @@ def from_rows(rows: Any, categories: Sequence[str]) -> BoxedImages:
                 if category not in range(len(categories)):
                     raise _MalformedError("of an unknown category")
                 x1, y1, x2, y2 = _numbers(corners)
+                flat += x2 <= x1 or y2 <= y1
                 found.append((*_inside((x1, y1, x2, y2), *size), category))
             except _MalformedError as error:
                 omitted.add(f"boxes {error}", f"{name} box {number}")
@@ -136,6 +143,12 @@ def from_rows(rows: Any, categories: Sequence[str]) -> BoxedImages:
             images.append(_with_boxes(picture, *size, found))
         except _MalformedError as error:
             omitted.add(str(error), name)
+    if flat > _MOST_FLAT * total:
+        # COCO has a handful; width and height taken for a corner make it about half.
+        raise ValueError(
+            f"{flat} boxes of the data set end before they begin: its boxes are not corners "
+            "(x1, y1, x2, y2), give its COCO JSON file with --data PATH"
+        )
     if not images:
         raise ValueError(f"the data set holds no usable image: {omitted.describe() or 'no rows'}")
     return BoxedImages(images, tuple(categories), omitted, total)

@@ -13,6 +13,7 @@ from mimose_bench.experiments.tasks import TASKS
 
 STEPS = 30
 LEARNING_STEPS = 200
+KINDS = ("allocated", "reserved")
 
 
 @dataclass
@@ -22,7 +23,8 @@ class Trained:
     losses: list
     records: list
     state: dict
-    peak: int
+    allocated: int
+    reserved: int
 
 
 @pytest.fixture(params=TASKS)
@@ -48,19 +50,17 @@ def train(open_lab, planner, budget=None, steps=STEPS):
     with lab.device.host_memory():
         state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     records = [s.record for s in taken]
-    peak = max(r.peak_reserved_bytes for r in records)
+    peaks = [max(getattr(r, f"peak_{kind}_bytes") for r in records) for kind in KINDS]
     lab.close()
     lab.device.close()
-    return Trained([s.loss for s in taken], records, state, peak)
+    return Trained([s.loss for s in taken], records, state, *peaks)
 
 
 def test_no_planner_changes_a_loss_or_a_weight(config, open_lab, report):
     lab = open_lab()
-    bounds = measure_bounds(config, lab.task, lab.device)
-    num_full = lab.task.sizes(STEPS)
-    assert sum(1 for _ in num_full) == STEPS
+    bounds = measure_bounds(config, lab.task, lab.device, max(lab.task.sizes(STEPS)))
     lab.device.close()
-    budget = bounds.budget_at(0.5)
+    budget = bounds.budget_at(0.25)
     baseline = train(open_lab, "baseline")
     full = train(open_lab, "full")
     mimose = train(open_lab, "mimose", budget)
@@ -68,21 +68,23 @@ def test_no_planner_changes_a_loss_or_a_weight(config, open_lab, report):
         assert trained.losses == baseline.losses
         for name, expected in baseline.state.items():  # Batch norm's statistics among them.
             assert torch.equal(trained.state[name], expected), name
-    assert full.peak < baseline.peak
-    assert mimose.peak <= budget
+    assert full.allocated < baseline.allocated
+    assert mimose.reserved <= budget
     responsive = [r for r in mimose.records if r.phase == "responsive"]
-    assert responsive
+    assert any(r.plan.num_recomputed for r in responsive)
     report(
         task=config.task,
         blocks=full.records[0].plan.num_blocks,
-        baseline_MiB=baseline.peak / 2**20,
-        full_MiB=full.peak / 2**20,
+        baseline_MiB=baseline.allocated / 2**20,
+        full_MiB=full.allocated / 2**20,
+        mimose_MiB=mimose.allocated / 2**20,
+        reserved_MiB=mimose.reserved / 2**20,
         budget_MiB=budget / 2**20,
-        mimose_MiB=mimose.peak / 2**20,
         recomputed=sum(r.plan.num_recomputed for r in responsive) / len(responsive),
     )
 
 
+@pytest.mark.slow
 def test_what_is_generated_can_be_learnt(config, open_lab, report):
     trained = train(open_lab, "baseline", steps=LEARNING_STEPS)
     first, last = (sum(part) / 40 for part in (trained.losses[:40], trained.losses[-40:]))

@@ -111,11 +111,13 @@ def peaks(device, name, planner):
 
 
 @pytest.mark.parametrize("planner", ["baseline", "full"])
-@pytest.mark.parametrize("name", ["ic-resnet50", "ic-swin", "od-r50"])
-def test_peaks_are_those_of_the_cpu(name, planner):
+@pytest.mark.parametrize(
+    ("name", "off"), [("ic-resnet50", 0.08), ("ic-swin", 0.05), ("od-r50", 0.05)]
+)
+def test_peaks_are_those_of_the_cpu(name, off, planner):
     """Within what the CPU's kernels for images allocate while they run and a GPU's do not."""
     real = peaks(CpuDevice(), name, planner)
     seen = peaks(SimDevice("v100", cuda_kernels=False), name, planner)
     for (size, measured), (same, claimed) in zip(real, seen, strict=True):
         assert same == size
-        assert claimed == pytest.approx(measured, rel=0.05, abs=72 * 1024)
+        assert claimed == pytest.approx(measured, rel=off, abs=72 * 1024)

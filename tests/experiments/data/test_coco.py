@@ -239,3 +239,12 @@ def test_malformed_rows_of_the_hub_are_counted_and_named():
         "1 images without boxes (image of row 1)" in told or "images without boxes (row 1)" in told
     )
     assert "1 boxes of an unknown category (row 2 box 1)" in told
+
+
+def test_boxes_of_the_hub_that_are_no_corners_are_refused():
+    def change(rows):
+        for row in rows:
+            row["objects"]["bbox"] = [[30.0, 20.0, 9.0, 8.0] for _ in row["objects"]["bbox"]]
+
+    with pytest.raises(ValueError, match=r"not corners .* --data PATH"):
+        from_rows(_rows(change), ["person", "bicycle"])
