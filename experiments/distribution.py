@@ -96,8 +96,8 @@ def measure_distribution(task: Task, batches: int | None = None) -> Distribution
 
     Args:
         task: The task.
-        batches: How many; by default ``MOST_BATCHES``, of real data an epoch at most. Smaller batches, as the
-            last of an epoch is, are left out: they are padded less.
+        batches: How many; by default ``MOST_BATCHES``, of real data an epoch at most. Smaller
+            batches, as the last of an epoch is, are left out: they are padded less.
     """
     most = MOST_BATCHES
     if task.data_source.kind != "synthetic":

@@ -187,6 +187,12 @@ class SimDevice(ModelledDevice):
     @contextlib.contextmanager
     def host_memory(self) -> Iterator[None]:
         """Allocations inside go to the host's account; copies are kept there, not read."""
+        if threading.get_ident() != self._thread:
+            # Operators of other threads (one that loads data) are not simulated: what holds for
+            # the device's own thread meanwhile must not change.
+            with super().host_memory():
+                yield
+            return
         before, self._simulation.unread = self._simulation.unread, True
         try:
             with super().host_memory():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -126,3 +128,23 @@ def test_copies_to_the_host_do_not_invent_values(device):
     assert unknown.tolist() != unknown.tolist()
     with pytest.raises(RuntimeError, match="does not have"):
         torch.empty(3, device="meta").argsort().tolist()
+
+
+def test_a_thread_that_loads_data_does_not_end_another_ones_saving(device):
+    counts = torch.zeros(2, device="meta").long()  # computed from floats: without values
+    entered, leave = threading.Event(), threading.Event()
+
+    def load():
+        with device.host_memory():
+            entered.set()
+            leave.wait(5)
+
+    loader = threading.Thread(target=load)
+    loader.start()
+    assert entered.wait(5)
+    with pytest.raises(RuntimeError, match="reads a value"):
+        counts.to("cpu")  # not kept: read
+    with device.host_memory():
+        leave.set()
+        loader.join(5)
+        assert counts.to("cpu").shape == counts.shape

@@ -12,12 +12,13 @@ from mimose_bench.experiments.tasks import TASKS, TaskOptions, make_task
 LABEL = "simulated v100-32gb"
 
 
-def errors(share, num_seen=0):
+def errors(share, num_seen=0, allocated=0.0):
     found = [
         table5.Prediction(
             size=(8, length),
             predicted=round(1e9 * (1 + sign * share)),
             tensors=10**9,
+            predicted_allocated=round(1.01e9 * (1 + allocated)),
             allocated=round(1.01e9),
         )
         for length, sign in ((100, 1), (200, -1))
@@ -31,7 +32,10 @@ def test_an_error_as_large_as_the_papers_passes_and_a_larger_one_fails_by_name()
     assert table5.judge(measured, LABEL).passed
     measured["tr-t5"] = errors(0.0011)
     result = table5.judge(measured, LABEL)
-    assert [c.name for c in result.criteria if not c.passed] == ["TR-T5: mean error"]
+    assert [c.name for c in result.criteria if not c.passed] == ["TR-T5: mean error, tensors"]
+    measured["tr-t5"] = errors(0.0, allocated=0.0011)
+    result = table5.judge(measured, LABEL)
+    assert [c.name for c in result.criteria if not c.passed] == ["TR-T5: mean error, allocated"]
     assert {row.series for row in result.rows} == {TASKS[name].title for name in table5.ERRORS}
 
 
@@ -41,9 +45,6 @@ def test_every_task_is_measured_and_the_text_says_what_was_seen_before():
     shown = describe(result)
     assert "0.100 %" in shown
     assert "IC-Swin: no value in the paper; 2 sizes, 1 of them sampled." in shown
-    allocated = [c for c in result.criteria if "allocated" in c.name]
-    assert allocated[0].value == pytest.approx(1 - 1 / 1.01, rel=1e-3)
-    assert allocated[0].tolerance is None
 
 
 class Covers:
@@ -69,6 +70,10 @@ def test_narrow_models_are_predicted_as_well(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_no_error_is_larger_than_the_papers():
+def test_no_error_of_tensors_is_larger_than_the_papers():
     result = table5.check(partial(opened, "sim:v100"))
-    assert result.passed, [(c.name, c.value) for c in result.criteria if not c.passed]
+    tensors = [c for c in result.criteria if c.name.endswith("tensors")]
+    assert len(tensors) == 2 * len(TASKS)
+    assert all(c.passed for c in tensors), [(c.name, c.value) for c in tensors if not c.passed]
+    # Chance decides on these by rests of up to 1 MiB a tensor; docs/reproduce.md says which fail.
+    assert all(c.value < 0.03 for c in result.criteria)
