@@ -6,9 +6,9 @@ batches, and the sizes predicted are others that later batches have. QA-XLNet's 
 paper's first version (arXiv 2209.02478), which also says that Swin Transformer's stays under 5 %.
 
 What a block keeps is measured in two ways, each predicted by a fit of its own and judged by the
-same bound: as the bytes of its tensors, which is what plans are made from, and as the allocator counts
-them, which is what the paper's collector took. The latter is more by what a cached piece of memory
-has left over, up to 1 MiB a tensor, as chance will have it; no size tells how much.
+same bound: as the bytes of its tensors, which is what plans are made from, and as the allocator
+counts them, which is what the paper's collector took. The latter is more by what a cached piece of
+memory has left over, up to 1 MiB a tensor, as chance will have it; no size tells how much.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def judge(measured: Mapping[str, Errors], device_label: str) -> Reproduction:
         notes=(
             *notes,
             f"After {NUM_SAMPLES} samples. Tensors: the bytes of the tensors that blocks keep, "
-            "which plans are made from. Allocated: what the allocator counts for them, as the paper's "
-            "collector took it, which varies by up to 1 MiB a tensor with what is cached.",
+            "which plans are made from. Allocated: what the allocator counts for them, as the "
+            "paper's collector took it, which varies by up to 1 MiB a tensor with what is cached.",
         ),
     )
 

@@ -131,7 +131,7 @@ def test_copies_to_the_host_do_not_invent_values(device):
 
 
 def test_a_thread_that_loads_data_does_not_end_another_ones_saving(device):
-    counts = torch.zeros(2, device="meta").long()  # computed from floats: without values
+    counts = device.put(torch.ones(2)).long()  # computed from floats: without values
     entered, leave = threading.Event(), threading.Event()
 
     def load():
