@@ -663,7 +663,7 @@ def plot(
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="fig3, fig9, stars or clock; all by default."),
+        typer.Argument(metavar="[NAME]...", help="fig3, fig9, table5, stars or clock; all by default."),
     ] = None,
     device: Annotated[
         str,
