@@ -80,7 +80,7 @@ def test_areas_of_a_released_log_stand_beside_where_there_is_one():
 
 def test_an_epochs_batches_are_looked_at_the_smaller_last_one_left_out():
     task = make_task("qa-bert", TaskOptions(scale="tiny", data="synthetic"))
-    made = measure_distribution(task)
+    made = measure_distribution(task, task.epoch_steps)
     assert task.epoch_steps == 51
     assert len(made.lengths) == 50
     assert json.dumps(made.to_json())
