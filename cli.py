@@ -213,6 +213,7 @@ def list_(json: AsJson = False) -> None:
 
     found = {
         "tasks": {name: _first_line(task) for name, task in TASKS.items()},
+        "task_options": {name: task.choices for name, task in TASKS.items() if task.choices},
         "planners": {name: _first_line(planner) for name, planner in PLANNERS.items()},
         "devices": list(DEVICES),
         "simulated": [_simulated(load_gpu(name)) for name in GPUS],
@@ -221,6 +222,9 @@ def list_(json: AsJson = False) -> None:
         _print_json(found)
         return
     print(tables.table(("task", "what it trains"), found["tasks"].items()))
+    for name, options in found["task_options"].items():
+        for option, values in options.items():
+            print(f"{name}: --task-option {option}={'|'.join(values)}")
     print()
     print(tables.table(("planner", "what it does"), found["planners"].items()))
     print()
@@ -625,7 +629,7 @@ def compare(
 def plot(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="Runs of one task; every run within --results by default."),
+        typer.Argument(help="Runs, drawn task by task; every run within --results by default."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the figures.")] = Path("figures"),
     figure: Annotated[
@@ -663,7 +667,9 @@ def plot(
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="fig3, fig9, table5, stars or clock; all by default."),
+        typer.Argument(
+            metavar="[NAME]...", help="fig3, fig9, table5, stars or clock; all by default."
+        ),
     ] = None,
     device: Annotated[
         str,

@@ -96,9 +96,15 @@ class Trainer:
         """Yield each step once it is finished, those that ran out of memory included."""
         waiting = time.perf_counter()
         for number, batch in enumerate(batches):
-            tensors = self.handle.device.put(batch.tensors)
+            try:
+                tensors = self.handle.device.put(batch.tensors)
+            except torch.OutOfMemoryError as error:
+                tensors, failure = None, str(error)
             waited = None if self.simulated else time.perf_counter() - waiting
-            yield self._step(number, batch, tensors, waited)
+            if tensors is None:  # Not even the batch fits: no step has begun.
+                yield Step(number, batch, None, None, waited, error=failure)
+            else:
+                yield self._step(number, batch, tensors, waited)
             del tensors
             waiting = time.perf_counter()
 

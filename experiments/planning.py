@@ -66,13 +66,14 @@ def plan_sizes(config: RunConfig, sizes: Sequence[str]) -> tuple[list[Planned], 
     with opened(config) as device:
         task = task_of(config)
         parsed = parse_sizes(task, sizes)
+        shown = [_shown(task, text, size) for text, size in zip(sizes, parsed)]
         torch.manual_seed(config.seed)
         model = device.build(task.build_model)
         device.adopt(model)
         with attach(model, config.budget, planner, device=device, enforce=config.enforce) as handle:
             trainer = Trainer(task, model, handle, config)
             _teach(task, trainer, device)
-            answers = [_ask(handle, task, size) for size in parsed]
+            answers = [_ask(handle, size, told) for size, told in zip(parsed, shown)]
             facts = {
                 "device_label": device.label,
                 "unit": task.unit,
@@ -127,8 +128,13 @@ def _teach(task: Task, trainer: Trainer, device: Device) -> None:
             break
 
 
-def _ask(handle: Handle, task: Task, size: tuple[int, ...]) -> Planned:
-    shown = task.describe_size(size)
+def _shown(task: Task, text: str, size: Size) -> str:
+    """Return what a user asked for, and what became of it where that is something else."""
+    told = task.describe_size(size)
+    return told if told == text else f"{text} ({told})"
+
+
+def _ask(handle: Handle, size: Size, shown: str) -> Planned:
     try:
         decision = handle.decide(size)
     except Infeasible as error:

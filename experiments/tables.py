@@ -248,5 +248,6 @@ def _ending(row: Mapping[str, Any]) -> str:
 
 def _data(data: Any) -> str:
     if isinstance(data, Mapping):
-        return ", ".join(str(value) for value in data.values() if value)
+        told = f"{data.get('kind')}: {data.get('detail')} ({data.get('reason')})"
+        return "; ".join([told, *map(str, data.get("notes") or ())])
     return MISSING if data is None else str(data)

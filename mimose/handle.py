@@ -461,7 +461,13 @@ class Handle:
     # -- hooks
 
     def _on_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.begin(self._size(args, kwargs))
+        size = self._size(args, kwargs)
+        if not isinstance(size, tuple) or not all(isinstance(x, int) and x > 0 for x in size):
+            raise ValueError(
+                f"size= returned {size!r}: it is to return a tuple of positive integers, the batch "
+                "first, for example (8, 512)"
+            )
+        self.begin(size)
 
     def _after_forward(self) -> None:
         step = self._step

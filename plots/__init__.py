@@ -47,7 +47,13 @@ def draw_distribution(found: Distribution, folder: str | Path) -> list[Path]:
     Raises:
         ValueError: If the folder cannot be written.
     """
-    return style.save(input_sizes.draw(found), Path(folder), f"input-sizes-{found.task}")
+    return style.save(input_sizes.draw(found), Path(folder), _file_name(found))
+
+
+def _file_name(found: Distribution) -> str:
+    kind = found.source.partition(":")[0]
+    scale = () if found.scale == "full" else (found.scale,)
+    return "-".join(["input-sizes", found.task, *scale, kind])
 
 
 def draw_reproduced(result: Reproduction, folder: str | Path) -> list[Path]:
@@ -71,6 +77,8 @@ def draw_figures(
 ) -> list[Path]:
     """Draw figures as PNG and PDF and return the files written.
 
+    Runs of several tasks are drawn task by task, each in a folder of its own.
+
     Args:
         runs: The runs to draw.
         folder: Where to write.
@@ -78,8 +86,8 @@ def draw_figures(
         paper: Whether to draw the paper's own points beside, where the paper has such.
 
     Raises:
-        ValueError: If a figure's name is unknown, no run has a step, the runs are of several
-            tasks, or the folder cannot be written.
+        ValueError: If a figure's name is unknown, no run has a step, or the folder cannot be
+            written.
     """
     for name in names:
         if name not in FIGURES:
@@ -88,13 +96,12 @@ def draw_figures(
     if not drawn:
         raise ValueError("none of these runs has a finished step to draw")
     tasks = sorted({str(run.info.get("task")) for run in drawn})
-    if len(tasks) > 1:
-        raise ValueError(
-            f"these runs are of several tasks ({', '.join(tasks)}): draw one at a time"
-        )
-    points = peak_memory.paper_points(tasks[0]) if paper else None
     written: list[Path] = []
-    for name in names or FIGURES:
-        options = {"paper": points} if name == "peak-memory" else {}
-        written += style.save(FIGURES[name](drawn, **options), Path(folder), name)
+    for task in tasks:
+        target = Path(folder) / task if len(tasks) > 1 else Path(folder)
+        points = peak_memory.paper_points(task) if paper else None
+        of_task = [run for run in drawn if str(run.info.get("task")) == task]
+        for name in names or FIGURES:
+            options = {"paper": points} if name == "peak-memory" else {}
+            written += style.save(FIGURES[name](of_task, **options), target, name)
     return written

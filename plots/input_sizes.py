@@ -40,7 +40,8 @@ def draw(found: Distribution) -> Figure:
         panel.set_xlabel(label)
         panel.set_ylabel("share of batches")
         panel.set_ylim(bottom=0)
-        style.title(panel, (found.title, f"batches of {found.batch_size}"), width=6.0)
+        scale = "" if found.scale == "full" else f"scale {found.scale}"
+        style.title(panel, (found.title, scale, f"batches of {found.batch_size}"), width=6.0)
         style.notes(figure, [f"here: {found.source}"])
         style.legend_below(figure, [panel])
     return figure

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 VARIABLE = "MIMOSE_BENCH_CACHE"
-_FORMAT = 1  # to be raised when readers, templates or example kinds change what they make
+_FORMAT = 2  # to be raised when readers, templates or example kinds change what they make
 _FACTS = "facts"
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,8 @@ def cache_folder() -> Path | None:
 
 def _read(path: Path) -> Entry | None:
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is no file")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         return Entry(arrays, json.loads(arrays.pop(_FACTS).tobytes()))

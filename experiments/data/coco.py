@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from mimose_bench.experiments.data.images import FilePicture, Picture, RowPicture
-from mimose_bench.experiments.data.omissions import Omissions
+from mimose_bench.experiments.data.local import read_data
+from mimose_bench.experiments.data.omissions import Omissions, printable
 
 SMALLEST = 32
 """Images with a shorter side are left out, as MMDetection does."""
@@ -165,20 +167,19 @@ def _pairs(objects: Any) -> list[tuple[Any, Any]]:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: give the COCO JSON file, e.g. instances_train.json")
+    data = read_data(path, "COCO JSON file (instances_train2017.json or one like it)")
     try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise ValueError(f"there is no data file {path}") from None
-    except OSError as error:
-        raise ValueError(f"data file {path} cannot be read: {error.strerror}") from error
+        content = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a COCO file: it is not text in UTF-8") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+    except json.JSONDecodeError as error:
         raise ValueError(
-            f"{path} is empty, breaks off or is damaged{where}: it is not complete JSON, "
+            f"{path} breaks off or is damaged at line {error.lineno}: it is not complete JSON, "
+            "download it again"
+        ) from None
+    except (ValueError, RecursionError):
+        raise ValueError(
+            f"{path} is damaged: it has numbers of thousands of digits or brackets as deep, "
             "download it again"
         ) from None
     lists = content if isinstance(content, dict) else {}
@@ -200,10 +201,17 @@ def _name(kind: str, position: int, record: Any) -> str:
 def _categories(path: Path, records: list[Any]) -> dict[Any, str]:
     """Return names by id."""
     found = {}
-    for record in records:
+    for position, record in enumerate(records):
         number = record.get("id") if isinstance(record, dict) else None
-        if not isinstance(number, int):
-            raise ValueError(f"{path} has a category without a whole number id: correct it")
+        if not _is_whole(number):
+            raise ValueError(
+                f"{path} has a category without a whole number id, at place {position}: correct it"
+            )
+        if number in found:
+            raise ValueError(
+                f"{path} has a category with an id that another has, at place {position}: "
+                "give each its own"
+            )
         found[number] = str(record.get("name", number))
     if not found:
         raise ValueError(f"{path} has no categories: give a file with instances, not captions")
@@ -217,7 +225,7 @@ def _images(records: list[Any], omitted: Omissions) -> dict[Any, dict[str, Any]]
         try:
             if not isinstance(record, dict):
                 raise _MalformedError("not an object")
-            if not isinstance(record.get("id"), (int, str)):
+            if not _is_id(record.get("id")):
                 raise _MalformedError("without an id")
             if record["id"] in found:
                 raise _MalformedError("with an id that another has")
@@ -225,13 +233,22 @@ def _images(records: list[Any], omitted: Omissions) -> dict[Any, dict[str, Any]]
                 raise _MalformedError("without a file name")
             for side in ("width", "height"):
                 value = record.get(side)
-                if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _FAR:
+                if not _is_whole(value) or not 0 < value < _FAR:
                     raise _MalformedError(f"without a {side} in pixels")
         except _MalformedError as error:
             omitted.add(f"images {error}", _name("image", position, record))
             continue
         found[record["id"]] = record
     return found
+
+
+def _is_whole(value: Any) -> bool:
+    """Return whether JSON's ``value`` is a whole number; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_id(value: Any) -> bool:
+    return _is_whole(value) or isinstance(value, str)
 
 
 # -- images on disk
@@ -248,8 +265,9 @@ def _folder(path: Path, names: list[str]) -> Path:
     if not names:  # said in full by the caller
         return here
     tried = ", ".join(dict.fromkeys(map(str, folders)))
+    first = printable(names[0])
     raise ValueError(
-        f"the images of {path}, such as {names[0]}, are in none of {tried}: put them there"
+        f"the images of {path}, such as {first}, are in none of {tried}: put them there"
     )
 
 
@@ -265,15 +283,25 @@ class _Files:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with os.scandir(folder) as entries:
-            self._sizes = {e.name: e.stat().st_size for e in entries if e.is_file()}
+        try:
+            with os.scandir(folder) as entries:
+                self._sizes = {entry.name: _bytes_of(entry) for entry in entries}
+        except OSError as error:
+            raise ValueError(f"image folder {folder} cannot be read: {error.strerror}") from error
 
     def size(self, name: str) -> int | None:
         """Return a file's bytes; None where there is none."""
         found = self._sizes.get(name)
-        if found is None and os.sep in name and _is_file(self.folder / name):
-            return (self.folder / name).stat().st_size
-        return found
+        return _bytes_of(self.folder / name) if found is None and os.sep in name else found
+
+
+def _bytes_of(file: Path | os.DirEntry[str]) -> int | None:
+    """Return a file's bytes; None for what is no file, such as a link that leads nowhere."""
+    try:
+        found = file.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _boxed(
@@ -312,7 +340,7 @@ def _box(
     if not isinstance(annotation, dict):
         raise _MalformedError("that are no objects")
     image = annotation.get("image_id")
-    record = records.get(image) if isinstance(image, (int, str)) else None
+    record = records.get(image) if _is_id(image) else None
     if record is None:
         raise _MalformedError("of an unknown image")
     if annotation.get("iscrowd"):
@@ -321,7 +349,7 @@ def _box(
         raise _MalformedError("without a box")
     left, top, width, height = _numbers(annotation["bbox"])
     category = annotation.get("category_id")
-    if not isinstance(category, int) or category not in numbers:
+    if not _is_whole(category) or category not in numbers:
         raise _MalformedError("of an unknown category")
     corners = left, top, left + width, top + height
     inside = _inside(corners, record["width"], record["height"])
@@ -332,7 +360,8 @@ def _numbers(box: Any) -> tuple[float, float, float, float]:
     if (
         not isinstance(box, (list, tuple))
         or len(box) != 4
-        or not all(isinstance(x, (int, float)) and -_FAR < x < _FAR for x in box)
+        or not all(_is_whole(x) or isinstance(x, float) for x in box)
+        or not all(-_FAR < x < _FAR for x in box)
     ):
         raise _MalformedError("whose box is not four numbers")
     return box[0], box[1], box[2], box[3]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
 from mimose_bench.experiments.data.images import FilePicture, Picture
+from mimose_bench.experiments.data.local import mode_of
 from mimose_bench.experiments.data.omissions import Omissions
 
 EXTENSIONS = frozenset(
@@ -23,7 +26,7 @@ class LabelledImages:
         labels: Number of each one's class.
         classes: Names of the classes.
         omitted: What could not be used.
-        total: Number of files, whether used or not.
+        total: Number of files, used or not, and of what else was left out.
     """
 
     pictures: list[Picture]
@@ -36,53 +39,107 @@ class LabelledImages:
 def read_image_folder(path: Path) -> LabelledImages:
     """Return the images below ``path``: its folders are the classes, in alphabetical order.
 
+    Links are followed, and each folder is read once: as what it is where it lies below ``path``,
+    as part of what links to it where it does not. Names that begin with a dot are passed over.
     Where ``path`` holds a folder ``train`` with folders in it, that one is meant (ImageNet as it is
     usually unpacked).
 
     Raises:
-        ValueError: If ``path`` is no folder, has no folders in it, or holds no usable image.
+        ValueError: If ``path`` is no folder, cannot be read, has no folders in it, or holds no
+            usable image.
     """
-    if path.is_file():
+    if not stat.S_ISDIR(mode_of(path, "data folder")):
         raise ValueError(f"{path} is a file: give the folder that holds a folder of images a class")
-    if not path.is_dir():
-        raise ValueError(f"there is no data folder {path}")
-    if _folders(path / "train"):
-        path = path / "train"
-    classes = _folders(path)
+    try:
+        if (path / "train").is_dir() and _folders(path / "train"):
+            path = path / "train"
+        classes = _folders(path)
+    except OSError as error:
+        where = error.filename or path
+        raise ValueError(f"data folder {where} cannot be read: {error.strerror}") from error
     if not classes:
         raise ValueError(f"{path} has no folders: put the images of each class into one of its own")
     omitted = Omissions()
     pictures: list[Picture] = []
     labels = []
-    total = 0
-    for label, name in enumerate(classes):
+    for label, (name, files) in enumerate(zip(classes, _files(path, classes, omitted))):
         before = len(pictures)
-        for file in _files(path / name):
-            total += 1
-            if file.suffix.lower() not in EXTENSIONS:
-                omitted.add("files that are no images", str(file))
-            elif not file.stat().st_size:
-                omitted.add("empty files", str(file))
+        for file in files:
+            reason = _unusable(file)
+            if reason:
+                omitted.add(reason, file)
             else:
-                pictures.append(FilePicture(str(file)))
+                pictures.append(FilePicture(file))
                 labels.append(label)
         if len(pictures) == before:
             omitted.add("classes without an image", name)
     if not pictures:
         raise ValueError(f"{path} holds no usable image: {omitted.describe()}")
+    total = len(pictures) + len(omitted)
     return LabelledImages(pictures, labels, tuple(classes), omitted, total)
 
 
 def _folders(path: Path) -> list[str]:
-    if not path.is_dir():
-        return []
     with os.scandir(path) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        return sorted(e.name for e in entries if not e.name.startswith(".") and _is_folder(e))
 
 
-def _files(path: Path) -> list[Path]:
-    found = []
-    for folder, inner, names in os.walk(path, followlinks=True):
-        inner.sort()
-        found.extend(Path(folder, name) for name in sorted(names) if not name.startswith("."))
-    return found
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself, or into what may not be read
+        return False
+
+
+def _unusable(file: str) -> str:
+    """Return why a file is no image, as the end of ``3 ...``; empty if it may be one."""
+    path = Path(file)
+    try:
+        found = path.stat()
+    except PermissionError:
+        return "unreadable files"
+    except OSError:  # listed, and yet there is no file
+        return "broken links"
+    if not stat.S_ISREG(found.st_mode):
+        return "pipes and devices"
+    if path.suffix.lower() not in EXTENSIONS:
+        return "files that are no images"
+    return "" if found.st_size else "empty files"
+
+
+def _files(path: Path, classes: list[str], omitted: Omissions) -> list[list[str]]:
+    """Return the files of each class in ``path``, in order; tell ``omitted`` of folders left out.
+
+    What lies below ``path`` is read first, so that a link to it from elsewhere does not take it.
+    """
+    found: list[list[str]] = [[] for _ in classes]
+    whole = path.resolve()
+    read = {_identity(folder) for folder in (whole, *whole.parents)}
+    now: deque[tuple[int, Path]] = deque()
+    later: deque[tuple[int, Path]] = deque()
+    for label, name in enumerate(classes):
+        (later if (path / name).is_symlink() else now).append((label, path / name))
+    while now or later:
+        label, folder = (now or later).popleft()
+        try:
+            identity = _identity(folder)
+            if identity in read:
+                omitted.add("links to folders that are read anyway", str(folder))
+                continue
+            read.add(identity)
+            with os.scandir(folder) as entries:
+                inner = [each for each in entries if not each.name.startswith(".")]
+        except OSError:
+            omitted.add("unreadable folders", str(folder))
+            continue
+        for entry in sorted(inner, key=lambda each: each.name):
+            if not _is_folder(entry):
+                found[label].append(entry.path)
+            else:
+                (later if entry.is_symlink() else now).append((label, Path(entry.path)))
+    return [sorted(files) for files in found]
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_dev, found.st_ino

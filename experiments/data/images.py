@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 _MOST_THREADS = 8
+_MOST_GREY = 65535
 
 
 class View(NamedTuple):
@@ -142,15 +144,23 @@ def decode(where: str | Path | io.BytesIO, name: str, size: tuple[int, int] | No
         size: Width and height that it must have.
 
     Raises:
-        ValueError: If it cannot be decoded, is not all there, or has another size.
+        ValueError: If it cannot be decoded, is not all there, has another size, or more pixels
+            or finer ones than an image is expected to have.
     """
     from PIL import Image as Images
 
+    _settle_warnings()
     try:
         with Images.open(where) as image:
             image.load()
-            found = image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Images.DecompressionBombError) as error:
+            found = _as_rgb(image)
+    except (Images.DecompressionBombWarning, Images.DecompressionBombError) as error:
+        raise ValueError(
+            f"{name} has more than {Images.MAX_IMAGE_PIXELS:,} pixels: make it smaller or remove it"
+        ) from error
+    except _UnfitError as error:
+        raise ValueError(f"{name} {error}: save it with 8 bits a colour") from None
+    except (OSError, ValueError, SyntaxError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"{name} is damaged or not an image ({reason}): replace or remove it"
@@ -161,6 +171,38 @@ def decode(where: str | Path | io.BytesIO, name: str, size: tuple[int, int] | No
             f"{size[0]} x {size[1]}: use the images that the annotations were made for"
         )
     return found
+
+
+class _UnfitError(Exception):
+    """Why an image is not one to be seen, as the end of ``this file ...``."""
+
+
+def _as_rgb(image: Image) -> Image:
+    from PIL import Image as Images
+
+    # What is transparent shows its colour, as in an image with an alpha channel.
+    image.info.pop("transparency", None)
+    if image.mode == "F":
+        raise _UnfitError("holds numbers that are not whole")
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        # Pillow's own conversion cuts these at 255 instead of scaling them.
+        grey = np.asarray(image).astype(np.int64)
+        if grey.min() < 0 or grey.max() > _MOST_GREY:
+            raise _UnfitError("is grey in more than 16 bits")
+        image = Images.fromarray(((grey * 255 + _MOST_GREY // 2) // _MOST_GREY).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def _settle_warnings() -> None:
+    """Make Pillow refuse images of too many pixels, and keep it from remarks on their metadata.
+
+    These filters stay: images are decoded in threads, where ``catch_warnings`` is not safe.
+    """
+    from PIL import Image as Images
+
+    if not any(kind is Images.DecompressionBombWarning for _, _, kind, _, _ in warnings.filters):
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+        warnings.simplefilter("error", Images.DecompressionBombWarning)
 
 
 @dataclass(frozen=True, slots=True)

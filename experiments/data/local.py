@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import codecs
+import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
 from mimose_bench.experiments.data.fields import MalformedError
 from mimose_bench.experiments.data.omissions import Omissions
+
+# Four characters of English in UTF-16 without a byte order mark.
+_UTF_16 = re.compile(rb"(?:[^\0]\0){4}|(?:\0[^\0]){4}")
+
+
+def mode_of(path: Path, what: str) -> int:
+    """Return a file's or folder's mode (``st_mode``).
+
+    Args:
+        path: The file or folder.
+        what: What it is, for messages: ``data file``.
+
+    Raises:
+        ValueError: If there is none or if that cannot be told.
+    """
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        raise ValueError(f"there is no {what} {path}") from None
+    except OSError as error:
+        raise ValueError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except ValueError:  # a NUL, or what no file name can be encoded from
+        raise ValueError(f"{str(path)!r} cannot be the name of a {what}: correct it") from None
 
 
 def read_data(path: Path, what: str, lines: int | None = None) -> bytes:
@@ -20,21 +45,22 @@ def read_data(path: Path, what: str, lines: int | None = None) -> bytes:
         lines: How many of its lines to read; None for all.
 
     Raises:
-        ValueError: If it is missing, a folder, unreadable or empty.
+        ValueError: If it is missing, a folder, unreadable, empty or in UTF-16.
     """
+    mode = mode_of(path, "data file")
+    if stat.S_ISDIR(mode):
+        raise ValueError(f"{path} is a folder: give the {what} in it")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is not a file: give a {what}")
     try:
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder: give the {what} in it")
-        if path.exists() and not path.is_file():
-            raise ValueError(f"{path} is not a file: give a {what}")
         with path.open("rb") as file:
             content = file.read() if lines is None else b"".join(islice(file, lines))
-    except FileNotFoundError:
-        raise ValueError(f"there is no data file {path}") from None
     except OSError as error:
         raise ValueError(f"data file {path} cannot be read: {error.strerror}") from error
     if not content.removeprefix(codecs.BOM_UTF8).strip():
         raise ValueError(f"data file {path} is empty: download it again")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or _UTF_16.match(content):
+        raise ValueError(f"{path} is in UTF-16, not text in UTF-8: convert it")
     return content
 
 
@@ -42,7 +68,7 @@ def is_folder(path: Path) -> bool:
     """Return whether ``path`` is a folder; False also where that cannot be told."""
     try:
         return path.is_dir()
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

@@ -17,7 +17,7 @@ class Omissions:
 
     def add(self, reason: str, name: str) -> None:
         """Leave out the record called ``name``, for example because it ``has no answer``."""
-        self._names.setdefault(reason, []).append(_printable(name))
+        self._names.setdefault(reason, []).append(printable(name))
 
     def extend(self, other: Omissions) -> None:
         """Leave out also what ``other`` does."""
@@ -33,7 +33,7 @@ class Omissions:
         )
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """Return a name, which a file may have made anything, as a short part of one line."""
     name = "".join(c if c.isprintable() else " " for c in name[: 2 * _LONGEST_NAME]).strip()
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."

@@ -10,6 +10,7 @@ import numpy as np
 from mimose_bench.experiments.data.examples import QaExample
 from mimose_bench.experiments.data.omissions import Omissions
 from mimose_bench.experiments.data.squad import Question
+from mimose_bench.experiments.data.stored import NOTHING_LEFT
 from mimose_bench.experiments.data.templates import TEMPLATES, Layout
 from mimose_bench.experiments.data.tokens import TextTokenizer
 
@@ -42,7 +43,8 @@ def tokenize(
         stride: Tokens that consecutive windows share.
 
     Returns:
-        The examples, and the questions that leave no room for a window of their context.
+        The examples, and the questions left out: of which, or of whose context, the tokenizer
+        leaves nothing, or that leave no room for a window of their context.
     """
     layout = TEMPLATES[template].layout(tokenizer)
     omitted = Omissions()
@@ -57,8 +59,11 @@ def tokenize(
             if len(ids) > limit:
                 omitted.add(f"whose question is longer than {limit} tokens", question.name)
                 continue
-            room = max_length - layout.added - len(ids)
             context = contexts[question.context]
+            if not ids or not context.ids:
+                omitted.add(NOTHING_LEFT, question.name)
+                continue
+            room = max_length - layout.added - len(ids)
             for start, stop in _windows(len(context.ids), room, stride):
                 place = context.find(question, start, stop)
                 examples.append(
@@ -77,11 +82,7 @@ class _Context:
 
     def find(self, question: Question, start: int, stop: int) -> tuple[int, int] | None:
         """Return the answer's first and last token if tokens ``start`` to ``stop - 1`` hold it."""
-        if (
-            start == stop
-            or self.begins[start] > question.answer_start
-            or self.ends[stop - 1] < question.answer_end
-        ):
+        if self.begins[start] > question.answer_start or self.ends[stop - 1] < question.answer_end:
             return None
         begins, ends = self.begins[start:stop], self.ends[start:stop]
         first = int(np.searchsorted(begins, question.answer_start, "right")) - 1
@@ -89,7 +90,7 @@ class _Context:
 
 
 def _windows(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
-    """Yield where windows of ``room`` tokens begin and end; one, perhaps empty, at the least."""
+    """Yield where windows of ``room`` tokens begin and end; one at the least."""
     start = 0
     while start + room < num_tokens:
         yield start, start + room

@@ -111,7 +111,11 @@ def open_text(
         seconds = time.perf_counter() - started
         log.info("read %d tokenised examples of an earlier run in %.2f s", len(examples), seconds)
     own = form.remark(tokenizer) if source.kind == "path" else ()
-    source = replace(source, notes=(*source.notes, *own, *entry.facts["notes"]))
+    source = replace(
+        source,
+        detail=f"{source.detail}, tokenised with {tokenizer.name}",
+        notes=(*source.notes, *own, *entry.facts["notes"]),
+    )
     return StoredText(examples, source, tokenizer.vocab_size, pad_id)
 
 

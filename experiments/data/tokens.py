@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 _CHUNK = 1024
+_MOST_TOKENS = 10_000_000  # ten times the largest vocabulary in use
 # Where a vocabulary has several of a role, as XLNet's has <s> and <cls>, the first is meant.
 _ROLES = {
     "cls": ("[CLS]", "<cls>", "<s>"),
@@ -65,13 +66,19 @@ class TextTokenizer:
         ids = tokenizer.get_vocab(with_added_tokens=True)
         if not ids:
             raise ValueError(f"the tokenizer {self.name} has no tokens")
+        largest = max(ids.values())
+        if largest >= _MOST_TOKENS:  # the library counts up to it, a model has a row for each
+            raise ValueError(
+                f"the tokenizer {self.name} gives a token the id {largest}: ids are below "
+                f"{_MOST_TOKENS:,}, correct it or name another with --vocab"
+            )
         roles = {
             role: next((ids[token] for token in tokens if token in ids), None)
             for role, tokens in _ROLES.items()
         }
         found = {
             **roles,
-            "vocab_size": 1 + max(ids.values()),
+            "vocab_size": 1 + largest,
             "digest": hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
             "family": _family(tokenizer, ids),
         }
@@ -93,15 +100,36 @@ class TextTokenizer:
         return found
 
     def encode(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Yield the token ids of each text."""
+        """Yield the token ids of each text.
+
+        Raises:
+            ValueError: If the tokenizer has no tokens for a text, as where none is for the unknown.
+        """
         for first in range(0, len(texts), _CHUNK):
             chunk = texts[first : first + _CHUNK]
-            for encoding in self.tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
+            try:
+                encodings = self.tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
+            except Exception as error:  # the library raises no class of its own
+                raise self._unable(error) from error
+            for encoding in encodings:
                 yield encoding.ids
 
     def encode_placed(self, texts: Sequence[str]) -> list[Encoding]:
-        """Return the encoding of each text: its ids, and their ``offsets`` in characters."""
-        return self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        """Return the encoding of each text: its ids, and their ``offsets`` in characters.
+
+        Raises:
+            ValueError: As for :meth:`encode`.
+        """
+        try:
+            return self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises no class of its own
+            raise self._unable(error) from error
+
+    def _unable(self, error: Exception) -> ValueError:
+        return ValueError(
+            f"the tokenizer {self.name} cannot tokenise the data ({_first_line(error)}): give it "
+            "a token for what it does not know or name another with --vocab"
+        )
 
 
 def hub_tokenizer(name: str) -> TextTokenizer:
@@ -217,18 +245,15 @@ def _byte_level(vocabulary: Path) -> Tokenizer:
 def _wordpiece(path: Path, text: str) -> Tokenizer:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-    words = text.splitlines()
+    words = [line.rstrip() for line in text.removesuffix("\n").split("\n")]
     missing = [token for token in _SPECIAL if token not in words]
     if missing:
         raise ValueError(f"{path} is not a BERT vocabulary: it has no line {missing[0]}")
     # A to Z alone: copies whose other letters went through a wrong encoding look half upper-case.
     plain = (word for word in words if not (word.startswith("[") and word.endswith("]")))
     cased = any("A" <= letter <= "Z" for word in plain for letter in word)
-    try:
-        model = models.WordPiece.from_file(str(path), unk_token="[UNK]")
-    except Exception as error:  # the library raises no class of its own
-        raise ValueError(f"{path} is not a BERT vocabulary: {_first_line(error)}") from None
-    tokenizer = Tokenizer(model)
+    ids = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer

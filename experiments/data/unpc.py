@@ -49,11 +49,7 @@ def read_files(path: Path, max_samples: int | None = None) -> Files:
         ValueError: If files are missing, unreadable or empty.
     """
     if is_folder(path):
-        found = sorted(
-            each
-            for each in path.glob("*.en")
-            if each.is_file() and each.with_suffix(".fr").is_file()
-        )
+        found = _pairs_in(path)
         if len(found) != 1:
             count = "several pairs" if found else "no pair"
             raise ValueError(f"{path} holds {count} of files NAME.en and NAME.fr: name a file")
@@ -66,6 +62,18 @@ def read_files(path: Path, max_samples: int | None = None) -> Files:
     return Files(paths, contents, sizes == [len(content) for content in contents])
 
 
+def _pairs_in(folder: Path) -> list[Path]:
+    """Return the files ``NAME.en`` that have a ``NAME.fr`` beside them."""
+    try:
+        return sorted(
+            each
+            for each in folder.iterdir()
+            if each.suffix == ".en" and each.is_file() and each.with_suffix(".fr").is_file()
+        )
+    except OSError as error:
+        raise ValueError(f"data folder {folder} cannot be read: {error.strerror}") from error
+
+
 def parse_unpc(files: Files) -> tuple[list[SentencePair], Omissions]:
     """Return the usable sentence pairs, and what was left out.
 
@@ -75,7 +83,8 @@ def parse_unpc(files: Files) -> tuple[list[SentencePair], Omissions]:
     omitted = Omissions()
     lines = [lines_of(content) for content in files.contents]
     if len(lines) == 1:
-        if not lines[0][0].lstrip().startswith(b"{"):
+        first = next(line for line in lines[0] if line.strip())
+        if not first.lstrip().startswith(b"{"):
             raise ValueError(
                 f"{files.paths[0]} is neither NAME.en with NAME.fr nor JSON lines "
                 '{"translation": {"en": ..., "fr": ...}}'

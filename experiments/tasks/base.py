@@ -80,6 +80,9 @@ class TaskOptions:
             raise ValueError(f"--scale is one of {', '.join(SCALES)}, not {self.scale!r}")
         if self.attention not in ATTENTIONS:
             raise ValueError(f"--attention is {' or '.join(ATTENTIONS)}, not {self.attention!r}")
+        for option in ("data", "vocab", "weights", "optimizer"):
+            if getattr(self, option) == "":
+                raise ValueError(f"--{option} is empty: name one or leave the option out")
         if self.seed < 0:
             raise ValueError(f"--seed is zero or more, not {self.seed}")
         if self.batch_size is not None and self.batch_size < 1:
@@ -99,6 +102,7 @@ class Task(Protocol):
         dataset: Its data set as the paper's Fig 3 calls it; empty where that shows none.
         rows_per_sample: How much a sample adds to ``size[0]``: its sequences.
         unit: What ``size[1]`` counts: a batch's padded length in tokens, or an image's pixels.
+        choices: Options of this task alone, each with the values it may have.
         scale: The size of its model.
         batch_size: Samples in a full batch.
         data_source: Where its data comes from.
@@ -109,6 +113,7 @@ class Task(Protocol):
     dataset: str
     rows_per_sample: int
     unit: Unit
+    choices: Mapping[str, tuple[str, ...]]
     scale: Scale
     batch_size: int
     data_source: DataSource

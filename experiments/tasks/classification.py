@@ -151,8 +151,9 @@ class Classification(ImageTask[ImageExample]):
         return self._full_size(height)
 
     def describe_size(self, size: Size) -> str:
-        """Return the side of the squares."""
-        return str(math.isqrt(size[1]))
+        """Return the sides of the squares, such as ``320x320``."""
+        side = math.isqrt(size[1])
+        return f"{side}x{side}"
 
     def _full_size(self, side: int) -> Size:
         return min(self.batch_size, self.num_examples), *self._extents(side)

@@ -257,9 +257,8 @@ class Detection(ImageTask[DetectionExample]):
         return self.batch_size, height * width
 
     def describe_size(self, size: Size) -> str:
-        """Return a height and a width of that area, such as ``800x1088``."""
-        sides = sides_of(size[1], DIVISOR, self.setting.policy.greatest(DIVISOR))
-        return f"{size[1]} pixels" if sides is None else f"{sides[0]}x{sides[1]}"
+        """Return the area alone: many heights and widths have it."""
+        return str(size[1])
 
     def _examples_of(self, size: Size) -> Sequence[DetectionExample]:
         bounds = self.setting.policy.greatest(DIVISOR)
@@ -284,7 +283,7 @@ def _padded(examples: Sequence[DetectionExample]) -> tuple[int, int]:
 
 
 class OdR50(Detection):
-    """RetinaNet on a ResNet-50; see :class:`Detection`."""
+    """Object detection on COCO with RetinaNet on a ResNet-50."""
 
     name = "od-r50"
     title = "OD-R50"
@@ -297,7 +296,7 @@ class OdR50(Detection):
 
 
 class OdR101(Detection):
-    """RetinaNet on a ResNet-101; see :class:`Detection`."""
+    """Object detection on COCO with RetinaNet on a ResNet-101."""
 
     name = "od-r101"
     title = "OD-R101"

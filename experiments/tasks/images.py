@@ -138,7 +138,7 @@ def parse_sides(text: str, name: str) -> tuple[int, int]:
     Raises:
         ValueError: If ``text`` is neither.
     """
-    found = re.fullmatch(r"(\d+)(?:\s*[x*]\s*(\d+))?", text.strip())
+    found = re.fullmatch(r"(\d+)(?:\s*[xX*]\s*(\d+))?", text.strip())
     if found is None or not int(found[1]) or found[2] == "0":
         raise ValueError(
             f"a size of {name} is a height and a width in pixels, 480x640, or the side of a "

@@ -83,6 +83,7 @@ class Executor:
         self._trainable: list[bool] | None = None
         self._trainable_blocks = [True] * len(blocks)
         self._warned = False
+        self._measurable = True
         self._parameters = list(model.parameters())
         self._block_parameters = [list(block.module.parameters()) for block in blocks]
         self._configs = _configs(model)
@@ -101,12 +102,13 @@ class Executor:
 
         Args:
             plan: The plan; blocks that it does not cover are kept.
-            collect: Run every block twice and measure it, whatever the plan says.
+            collect: Recompute every block, whatever the plan says, and run each once more to
+                measure it, unless the collector has found that it cannot.
         """
         if self._collector is not None:
             self._collector.close()
         self._collector = None
-        if collect:
+        if collect and self._measurable:
             self._collector = Collector(self._device, self._largest_gradient())
         self._armed = (plan, collect)
         self._effective = None
@@ -256,6 +258,7 @@ class Executor:
             self._flows[signature] = self._flow = flow
         if self._collector is not None:
             self._keep_only |= self._collector.keep_only
+            self._measurable = not self._collector.gave_up
         if probing:
             self._free = set(run.free)
         else:

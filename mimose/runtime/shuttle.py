@@ -9,8 +9,9 @@ that belong to the user).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,19 @@ from torch.utils import _pytree as pytree
 from mimose.devices.base import Device, Mark
 from mimose.records import BlockSample, Collected
 from mimose.runtime.calls import Key
+from mimose.runtime.capturing import Captured
 from mimose.runtime.checkpointing import active_checkpoint
 from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.rerun import put_back
+from mimose.runtime.storages import (
+    Saved,
+    alive,
+    also_saved,
+    cast_sizes,
+    listing,
+    new_storages,
+    storages_of,
+)
 from mimose.runtime.wrappers import BlockForward
 from mimose.solvers.packing import ROUND, round_up
 
@@ -101,6 +112,7 @@ class Collector:
     Attributes:
         finished: Whether the backward pass has ended.
         keep_only: Calls found to change their arguments, which must not run twice.
+        gave_up: Whether nothing can be measured: what plain passes computed stays in memory.
     """
 
     def __init__(self, device: Device, largest_gradient: int = 0) -> None:
@@ -111,6 +123,7 @@ class Collector:
             largest_gradient: Bytes of the model's largest gradient.
         """
         self.finished = False
+        self.gave_up = False
         self._largest_gradient = largest_gradient
         self.keep_only: set[Key] = set()
         self._device = device
@@ -122,6 +135,7 @@ class Collector:
         self._open: Key | None = None
         self._arrived_at: set[Key] = set()
         self._closed = False
+        self._left_behind = self._largest_activation = 0
 
     def close(self) -> None:
         """Ignore whatever still arrives: another step has begun."""
@@ -144,6 +158,8 @@ class Collector:
             kwargs: Its keyword arguments.
             rerun: Runs the call checkpointed; None where it must not or need not run twice.
         """
+        if self.gave_up:
+            return wrapper.inner(*args, **kwargs) if rerun is None else rerun()
         device = self._device
         start = device.now()
         begin = device.mark()
@@ -159,12 +175,13 @@ class Collector:
         sample.checkpointed = getattr(wrapper.module, "gradient_checkpointing", False) is True
         low = device.mark().allocated
         before = device.now()
-        saved: dict[int, int] = {}
+        saved: Saved = {}
+        captured = Captured()
         own = args, kwargs
         # Containers of its own: a block that appends to a list of the caller's does so once.
-        args, kwargs = pytree.tree_map(_same, own)
+        args, kwargs = pytree.tree_map(lambda leaf: leaf, own)
         # Within someone's checkpoint nothing is saved, and hooks on top would hide it.
-        with _listing(saved) if outer is None else nullcontext():
+        with listing(saved) if outer is None else nullcontext():
             if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
                 look = partial(_look_for_checkpoint, active_checkpoint(), found := [])
                 handle = register_module_forward_pre_hook(look)
@@ -178,9 +195,9 @@ class Collector:
         after = device.now()
         sample.around_checkpoint = wrapper.checkpoints
         high = device.mark()
-        outputs = _new_storages(result, inputs)
-        others = _storages_of(wrapper.module).union(outputs, map(_storage, inputs))
-        sample.saved_storages = tuple(size for key, size in saved.items() if key not in others)
+        outputs = new_storages((result, captured.added()), inputs)
+        others = storages_of(wrapper.module, inputs).union(outputs)
+        sample.saved_storages = tuple(alive(saved, others))
         sample.output_storages = tuple(outputs.values())
         sample.output = sum(round_up(size, ROUND) for size in outputs.values())
         sample.activation = max(0, high.allocated - low - sample.output)
@@ -190,22 +207,50 @@ class Collector:
             rerun = None
         if rerun is not None:
             del result
+            captured.drop()
             device.set_rng_state(random)
             del args, kwargs
             put_back(snapshot)
             snapshot.clear()
-            low = device.mark().allocated
+            before_plain, low = low, device.mark().allocated
             sample.stamps = (start, before, after, device.now())
             result = rerun()
             again = device.mark()
-            sample.passing = _also_saved(result, inputs, outputs, saved)
+            sample.passing = also_saved((result, captured.added()), inputs, outputs, saved)
             if again.peak_allocated is not None:
                 # Otherwise the plain pass, which holds more, stands for it.
                 sample.checkpoint_peak = again.peak_allocated - low
+            casts = cast_sizes(wrapper.module, device.torch_device.type)
+            left = sum(size for size in alive(saved, others) if size not in casts)
+            self._check_left(wrapper.name, sample.activation, min(left, low - before_plain))
         else:
             sample.stamps = (start, before, after, start)
         self._watch_gradients(key, result, inputs)
         return result
+
+    def _check_left(self, name: str, activation: int, left: int) -> None:
+        """Give up once plain passes have left as much in memory as half of one of them keeps.
+
+        Args:
+            name: The block that has just run.
+            activation: Bytes of its activations.
+            left: Bytes of them that are still there, although their result has been dropped and
+                the block has run again: what is stored under one name is replaced by then.
+        """
+        self._left_behind += max(0, left)
+        self._largest_activation = max(self._largest_activation, activation)
+        if self._left_behind <= self._largest_activation // 2:
+            return
+        self.gave_up = True
+        self.close()
+        warnings.warn(
+            f"block {name} was run once to be measured and its activations stay in memory, "
+            "probably because a forward hook stores outputs of a module inside it: mimose measures "
+            "no more blocks and recomputes every block that it has no measurements of; store "
+            "detached tensors and attach again to have them measured",
+            UserWarning,
+            stacklevel=2,
+        )
 
     def collected(self, number: Callable[[Key], int]) -> Collected:
         """Return what was measured, blocks numbered by ``number``; may wait for the device."""
@@ -302,72 +347,6 @@ class Collector:
 
 def _peak(mark: Mark) -> int:
     return mark.allocated if mark.peak_allocated is None else mark.peak_allocated
-
-
-@contextmanager
-def _listing(saved: dict[int, int]) -> Iterator[None]:
-    """List the storages that are saved for backward: the bytes of each by its identity."""
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout == torch.strided:
-            storage = tensor.untyped_storage()
-            saved[storage._cdata] = storage.nbytes()
-        # Detached: a node that saves its own output would keep itself alive otherwise.
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, _same):
-        yield
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """Return the identity of a tensor's storage; 0 where it has none."""
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0
-
-
-def _storages_of(module: torch.nn.Module) -> set[int]:
-    return {_storage(t) for t in (*module.parameters(), *module.buffers())}
-
-
-def _new_storages(result: Any, inputs: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Return the bytes of each storage of the result that is not one of the inputs'."""
-    given = set(map(_storage, inputs))
-    return {
-        _storage(tensor): tensor.untyped_storage().nbytes()
-        for tensor in tensors_in(result)
-        if tensor.layout == torch.strided and _storage(tensor) not in given
-    }
-
-
-def _also_saved(
-    result: Any,
-    inputs: Iterable[torch.Tensor],
-    outputs: Mapping[int, int],
-    saved: Mapping[int, int],
-) -> list[tuple[StorageWeakRef, int]]:
-    """Return those of a checkpointed call's outputs that its plain call saves for backward, too.
-
-    Args:
-        result: What the checkpointed call returned.
-        inputs: What both were given.
-        outputs: New storages of the plain call's result, as :func:`_new_storages` returns them.
-        saved: Storages that the plain call saved.
-    """
-    again: dict[int, torch.Tensor] = {}
-    given = set(map(_storage, inputs))
-    for tensor in tensors_in(result):
-        if tensor.layout == torch.strided and _storage(tensor) not in given:
-            again.setdefault(_storage(tensor), tensor)
-    if len(again) != len(outputs):
-        return []
-    return [
-        (StorageWeakRef(tensor.untyped_storage()), size)
-        for tensor, (key, size) in zip(again.values(), outputs.items())
-        if key in saved
-    ]
 
 
 def _look_for_checkpoint(outer: Any, found: list[bool], module: Any, args: Any) -> None:

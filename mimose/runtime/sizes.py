@@ -17,7 +17,7 @@ _MAIN_INPUTS = (
     "input_features",
     "input_values",
 )
-_DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
+_DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
 def size_of(
@@ -28,7 +28,8 @@ def size_of(
     Token ids ``(batch, length)`` give ``(batch, length)``; ``(batch, choices, length)`` gives
     ``(batch * choices, length)``; embeddings ``(batch, length, features)`` give
     ``(batch, length)``; images ``(batch, channels, height, width)`` give
-    ``(batch, height * width)``. With ``encoder_decoder`` the decoder's length is appended.
+    ``(batch, height * width)``. The length of a decoder's inputs is appended, and with
+    ``encoder_decoder`` that of the labels that they are made from.
 
     Raises:
         ValueError: If no argument is a tensor.
@@ -42,10 +43,10 @@ def size_of(
             "pass size=a function of (args, kwargs) to mimose.attach"
         )
     size = _shape_size(main)
-    if encoder_decoder:
-        decoder = _first_tensor(kwargs[name] for name in _DECODER_INPUTS if name in kwargs)
-        if decoder is not None and decoder.dim() >= 2:
-            size = (*size, int(decoder.shape[1]))
+    names = (*_DECODER_INPUTS, "labels") if encoder_decoder else _DECODER_INPUTS
+    decoder = _first_tensor(kwargs[name] for name in names if name in kwargs)
+    if decoder is not None and decoder is not main and decoder.dim() >= 2:
+        size = (*size, int(decoder.shape[1]))
     return size
 
 

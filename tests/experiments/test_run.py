@@ -115,3 +115,13 @@ def test_a_killed_run_keeps_what_was_flushed(tmp_path: Path) -> None:
     assert len(found.steps) > 0
     assert list(found.steps["step"]) == list(range(len(found.steps)))
     assert found.summary["num_ok"] == len(found.steps)
+
+
+def test_a_batch_that_does_not_fit_by_itself_is_out_of_memory(tmp_path: Path) -> None:
+    config = tiny(tmp_path, task="ic-swin", planner="full", budget=4 * MIB, batch_size=24, steps=2)
+    result = run(config, quiet=True)
+    assert result.exit_code == 3
+    assert result.message is not None
+    assert "ran out of memory" in result.message
+    assert "needs a budget of" in result.message
+    assert load_run(result.info["summary"]["run_dir"]).info["outcome"] == "oom"

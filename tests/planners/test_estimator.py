@@ -135,3 +135,23 @@ def test_rounded_bytes_stay_within_half_a_percent(machine):
     for length in range(153, 513, 7):
         predicted = sum(estimator.predict((12, length)).activation)
         assert predicted == pytest.approx(sum(m.profile((12, length)).activation), rel=5e-3)
+
+
+def test_a_fit_through_few_samples_of_many_extents_stays_between_what_they_showed(machine):
+    """Five samples that differ in all of three extents: a polynomial goes through any of them."""
+    m = machine()
+    sizes = [(8, 69, 117), (4, 73, 25), (8, 53, 85), (2, 40, 90), (6, 20, 110)]
+    rng = np.random.default_rng(0)
+    samples = samples_of(m, sizes)
+    for sample in samples:
+        sample.bytes *= rng.uniform(0.8, 1.2)
+    estimator = Estimator(samples, m.count)
+    assert not estimator.determined
+    within = (2, 39, 24)
+    assert estimator.is_within(within)
+    assert not estimator.is_within((8, 70, 118))
+    least = min(s.bytes[0] for s in samples if all(x >= y for x, y in zip(s.size, within)))
+    assert estimator.predict(within).activation[0] <= round(least)
+    above = (9, 80, 120)
+    most = max(s.bytes[0] for s in samples)
+    assert estimator.predict(above).activation[0] >= round(most)

@@ -433,3 +433,27 @@ def test_authors_with_one_size(machine):
     m, planner = trained(machine, Mimose(variant="authors", sheltered=1), lengths=[400])
     decision, _ = m.step(planner, (12, 400))
     assert decision.plan.regions
+
+
+def test_a_size_whose_measuring_did_not_fit_is_not_measured_again(machine):
+    m = machine(budget=8 << 30)
+    planner = Mimose(sheltered=2)
+    planner.bind(m.info)
+    big, small = (12, 400), (12, 100)
+
+    def step(size, outcome="ok"):
+        situation = m.situation()
+        decision = planner.plan(size, situation)
+        record = m.carry_out(decision, size, situation)
+        if outcome != "ok":
+            record = replace(record, outcome=outcome, collected=None)
+        planner.observe(record)
+        return decision
+
+    assert step(big, "retried").collect
+    again = step(big)
+    assert (again.collect, again.phase) == (False, "responsive")
+    assert again.plan.num_recomputed == m.count
+    assert step(small).collect
+    assert not step(big).collect
+    assert step((12, 120)).collect

@@ -160,10 +160,13 @@ def test_an_unknown_figure_names_the_nearest(runs, tmp_path, names, sentence):
         plots.draw_figures(runs, tmp_path, names)
 
 
-def test_several_tasks_and_empty_runs_are_refused(runs, tmp_path):
+def test_runs_of_several_tasks_are_drawn_task_by_task(runs, tmp_path):
     other = make_run(tmp_path, "full", 60, task="tc-bert")
-    with pytest.raises(ValueError, match="several tasks"):
-        plots.draw_figures([*runs, other], tmp_path)
+    written = plots.draw_figures([*runs, other], tmp_path / "figures", ["step-time"])
+    assert {path.parent.name for path in written} == {"qa-bert", "tc-bert"}
+
+
+def test_runs_without_a_step_are_refused(tmp_path):
     empty = RunWriter.create(tmp_path, task="t", planner="p", budget="none", device="cpu")
     with pytest.raises(ValueError, match="none of these runs"):
         plots.draw_figures([load_run(empty.directory)], tmp_path)

@@ -97,6 +97,62 @@ def test_the_storages_of_a_known_block(cpu: CpuDevice) -> None:
     assert [s.output_storages for s in collected.blocks] == [(rows * 32,)] * 4
 
 
+class Weighing(Layer):
+    """Returns the weights, too, which it saves for its backward."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = torch.tanh(self.up(x))
+        return x + self.down(weights), weights
+
+
+class Careless(Stack):
+    """Takes no notice of the weights, or returns them all."""
+
+    def __init__(self, *, careful: bool) -> None:
+        super().__init__(4, Weighing)
+        self.careful = careful
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        held = []
+        for layer in self.layers:
+            x, weights = layer(x)
+            if self.careful:
+                held.append(weights)
+        return x.sum(), held
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_an_output_that_nobody_holds_counts_as_saved(careful: bool, cpu: CpuDevice) -> None:
+    """Recomputed, a block leaves nothing of it; kept, it keeps it as it keeps its activations."""
+    rows = 1 << 16
+    tensor = rows * 32
+    model = Careless(careful=careful).train()
+    cpu.adopt(model)
+    x = cpu.put(torch.randn(rows, 8))
+    executor = Executor(model, cpu, find_blocks(model))
+
+    def held_by_forward(plan: Plan, collect: bool = False) -> int:
+        before = cpu.allocated_bytes()
+        executor.begin(plan, collect=collect)
+        loss, weights = model(x)
+        held = cpu.allocated_bytes() - before
+        loss.backward()
+        return round(held / tensor)
+
+    held_by_forward(Plan.keep_all(4), collect=True)
+    collected = executor.collected()
+    assert collected is not None
+    for sample in collected.blocks:
+        outputs = 2 if careful else 1
+        assert sample.output_bytes == rounded(sample.output_storages) == outputs * tensor
+        assert len(sample.output_storages) == outputs
+        assert sample.activation_bytes == rounded(sample.saved_storages) == (2 - outputs) * tensor
+    # What a block keeps beyond what it leaves recomputed is what was measured.
+    costs = held_by_forward(Plan.keep_all(4)) - held_by_forward(Plan.recompute_each(4))
+    # Of the last block recomputing drops no output of an earlier one.
+    assert costs == sum(s.activation_bytes for s in collected.blocks) // tensor
+
+
 def bert(attention: str = "eager") -> nn.Module:
     config = transformers.BertConfig(
         vocab_size=100,

@@ -34,6 +34,8 @@ class Estimator:
     Attributes:
         fitted_range: The least and the greatest size of the samples, extent by extent.
         num_shapes: How many distinct sizes, the batch left out, the samples have.
+        determined: Whether there are samples enough that the fit can be wrong about them. One that
+            goes through all of them, in several extents, may be far off between them.
     """
 
     def __init__(
@@ -51,7 +53,11 @@ class Estimator:
         targets = np.array([s.bytes for s in samples])
         # Of all that is measured activations are the least noisy, and they have every term.
         self._features = Features(sizes, targets[:, :num_blocks])
-        extents = np.array(sizes)
+        self._extents = extents = np.array(sizes)
+        self._measured = targets
+        varying = int((extents != extents[0]).any(axis=0).sum())
+        self.determined = varying < 2 or len(sizes) > self._features.num_columns
+        self._is_clamped = varying > 1
         self.fitted_range: tuple[Size, Size] = (
             tuple(extents.min(axis=0).tolist()),
             tuple(extents.max(axis=0).tolist()),
@@ -106,6 +112,8 @@ class Estimator:
         share = self._features.batch_share(size)
         if share < 1.0 and not self._features.constant:
             values[:split] += self._intercept * (1.0 - share)
+        if self._is_clamped:
+            self._clamp(size, values[:split])
         np.maximum(values, 0.0, out=values)
         numbers = np.rint(values[:split]).astype(np.int64).tolist()
         seconds = values[split:].tolist()
@@ -120,6 +128,19 @@ class Estimator:
             optimizer_state=optimizer_state,
             **columns,
         )
+
+    def _clamp(self, size: Size, values: Row) -> None:
+        """Keep ``values`` between what samples of no larger and of no smaller sizes showed."""
+        smaller = (self._extents <= size).all(axis=1)
+        if smaller.any():
+            np.maximum(values, self._measured[smaller].max(axis=0), out=values)
+        if self.is_within(size):
+            larger = (self._extents >= size).all(axis=1)
+            np.minimum(values, self._measured[larger].min(axis=0), out=values)
+
+    def is_within(self, size: Size) -> bool:
+        """Return whether a sample is as large as ``size`` in every extent."""
+        return bool((self._extents >= size).all(axis=1).any())
 
 
 def _fit_times(features: Features, design: Matrix, seconds: Matrix) -> Matrix:

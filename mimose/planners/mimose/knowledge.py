@@ -31,6 +31,8 @@ class Knowledge:
         casts: Whether parameters may be copied to another type in the forward pass (autocast).
         iterations: Sheltered iterations that gave a sample.
         attempts: Sheltered iterations that were run.
+        unmeasurable: Sizes for which measuring, which keeps a block's activations for a moment, did
+            not fit.
         plans: Cached plans by rounded-up size.
         whole_model: The authors' whole-model samples.
     """
@@ -40,6 +42,7 @@ class Knowledge:
         self.casts = casts
         self.iterations = 0
         self.attempts = 0
+        self.unmeasurable: set[Size] = set()
         self.plans: dict[Size, Entry] = {}
         self.whole_model = WholeModel()
         self._store = SampleStore()
@@ -61,6 +64,8 @@ class Knowledge:
         self._learn_optimizer(record, info)
         if record.phase == "sheltered":
             self.attempts += 1
+            if record.outcome == "retried":
+                self.unmeasurable.add(record.size)
         if record.collected is None:
             return 0
         row = to_row(record.collected, record.plan, len(self.block_names))

@@ -161,6 +161,8 @@ class Mimose(Bound):
             self._warn_blind()
             return Decision(recompute_all(info), "responsive")
         if known is None or not known.has_samples or known.block_names != info.block_names:
+            if known is not None and size in known.unmeasurable:
+                return Decision(recompute_all(info), "responsive")
             return Decision(recompute_all(info), "sheltered", collect=True)
         if not self._learned(known):
             return self._shelter(size, situation, known, reserve, started)
@@ -259,7 +261,10 @@ class Mimose(Bound):
         started: float,
         work: Work = NO_WORK,
     ) -> Decision:
-        """Recompute every block and measure, having checked that this fits as far as one knows."""
+        """Recompute every block and measure, having checked that this fits as far as one knows.
+
+        A size of which the measuring itself did not fit is not measured again.
+        """
         info = self.info
         estimator = known.estimator(situation.grads_resident, info)
         profile = estimator.predict(estimator.clip(size))
@@ -272,12 +277,18 @@ class Mimose(Bound):
         peak = resident + self._inflated(step_bytes)
         packing = estimator.packing(size)
         packed = Packed() if packing is None else packing.pack(sorted(plan.recomputed))
-        shapes_seen = estimator.num_shapes > 2 or estimator.covers(size)
+        shapes_seen = (estimator.num_shapes > 2 and estimator.determined) or estimator.is_within(
+            size
+        )
         greatest = estimator.fitted_range[1]
         if shapes_seen and all(x <= _REACH * g for x, g in zip(size, greatest)):
             self._check_feasible(size, peak, packed, reserve)
+        collect = size not in known.unmeasurable
         decision = Decision(
-            plan, "sheltered", collect=True, predicted_peak_bytes=resident + step_bytes
+            plan,
+            "sheltered" if collect else "responsive",
+            collect=collect,
+            predicted_peak_bytes=resident + step_bytes,
         )
         need = _need(peak, packed)
         self._pending = _Pending(plan, step_bytes, need, exact_size=False)

@@ -1,0 +1,101 @@
+"""Which storages a block's call saves for backward, which it returns, and which outlive it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from mimose.runtime.dataflow import tensors_in
+
+Saved = dict[int, tuple[StorageWeakRef, int]]
+"""Storages saved for backward: of each, by its identity, a weak reference and its bytes."""
+
+
+@contextmanager
+def listing(saved: Saved) -> Iterator[None]:
+    """List the storages that are saved for backward."""
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in saved:
+                # The reference also keeps its identity from being another storage's later.
+                saved[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        # Detached: a node that saves its own output would keep itself alive otherwise.
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, _same):
+        yield
+
+
+def alive(saved: Saved, but: set[int]) -> list[int]:
+    """Return the bytes of each listed storage that still exists, those of ``but`` left out."""
+    return [size for key, (ref, size) in saved.items() if key not in but and not ref.expired()]
+
+
+def storages_of(module: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> set[int]:
+    """Return the identities of the storages of a module and of what it is given."""
+    return {_identity(t) for t in (*module.parameters(), *module.buffers(), *inputs)}
+
+
+def cast_sizes(module: torch.nn.Module, kind: str) -> set[int]:
+    """Return the bytes of autocast's copies of a module's parameters.
+
+    Autocast keeps them until it ends. On device kinds that it is off for there are none.
+    """
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return set()
+    size = torch.get_autocast_dtype(kind).itemsize
+    return {parameter.numel() * size for parameter in module.parameters()}
+
+
+def new_storages(result: Any, inputs: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of each storage of the result that is not one of the inputs'."""
+    return {key: t.untyped_storage().nbytes() for key, t in _new(result, inputs).items()}
+
+
+def also_saved(
+    result: Any,
+    inputs: Iterable[torch.Tensor],
+    outputs: Mapping[int, int],
+    saved: Saved,
+) -> list[tuple[StorageWeakRef, int]]:
+    """Return those of a checkpointed call's outputs that its plain call saves for backward, too.
+
+    Args:
+        result: What the checkpointed call returned.
+        inputs: What both were given.
+        outputs: New storages of the plain call's result, as :func:`new_storages` returns them.
+        saved: Storages that the plain call saved.
+    """
+    again = _new(result, inputs)
+    if len(again) != len(outputs):
+        return []
+    return [
+        (StorageWeakRef(tensor.untyped_storage()), size)
+        for tensor, (key, size) in zip(again.values(), outputs.items())
+        if key in saved
+    ]
+
+
+def _new(result: Any, inputs: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return one tensor of the result for each of its storages that no input has."""
+    given = {_identity(tensor) for tensor in inputs}
+    new: dict[int, torch.Tensor] = {}
+    for tensor in tensors_in(result):
+        if tensor.layout == torch.strided and _identity(tensor) not in given:
+            new.setdefault(_identity(tensor), tensor)
+    return new
+
+
+def _identity(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's storage; 0 where it has none."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
