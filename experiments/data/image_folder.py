@@ -67,7 +67,7 @@ def read_image_folder(path: Path) -> LabelledImages:
         for file in files:
             reason = _unusable(file)
             if reason:
-                omitted.add(reason, file)
+                omitted.add(reason, _below(path, file))
             else:
                 pictures.append(FilePicture(file))
                 labels.append(label)
@@ -124,13 +124,13 @@ def _files(path: Path, classes: list[str], omitted: Omissions) -> list[list[str]
         try:
             identity = _identity(folder)
             if identity in read:
-                omitted.add("links to folders that are read anyway", str(folder))
+                omitted.add("links to folders that are read anyway", _below(path, folder))
                 continue
             read.add(identity)
             with os.scandir(folder) as entries:
                 inner = [each for each in entries if not each.name.startswith(".")]
         except OSError:
-            omitted.add("unreadable folders", str(folder))
+            omitted.add("unreadable folders", _below(path, folder))
             continue
         for entry in sorted(inner, key=lambda each: each.name):
             if not _is_folder(entry):
@@ -138,6 +138,11 @@ def _files(path: Path, classes: list[str], omitted: Omissions) -> list[list[str]
             else:
                 (later if entry.is_symlink() else now).append((label, Path(entry.path)))
     return [sorted(files) for files in found]
+
+
+def _below(path: Path, file: str | Path) -> str:
+    """Return a name short enough to be shown whole."""
+    return str(file).removeprefix(f"{path}{os.sep}")
 
 
 def _identity(folder: Path) -> tuple[int, int]:

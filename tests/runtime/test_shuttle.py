@@ -134,7 +134,7 @@ def test_an_output_that_nobody_holds_counts_as_saved(careful: bool, cpu: CpuDevi
     def held_by_forward(plan: Plan, collect: bool = False) -> int:
         before = cpu.allocated_bytes()
         executor.begin(plan, collect=collect)
-        loss, weights = model(x)
+        loss, _weights = model(x)
         held = cpu.allocated_bytes() - before
         loss.backward()
         return round(held / tensor)
@@ -149,7 +149,6 @@ def test_an_output_that_nobody_holds_counts_as_saved(careful: bool, cpu: CpuDevi
         assert sample.activation_bytes == rounded(sample.saved_storages) == (2 - outputs) * tensor
     # What a block keeps beyond what it leaves recomputed is what was measured.
     costs = held_by_forward(Plan.keep_all(4)) - held_by_forward(Plan.recompute_each(4))
-    # Of the last block recomputing drops no output of an earlier one.
     assert costs == sum(s.activation_bytes for s in collected.blocks) // tensor
 
 

@@ -85,6 +85,18 @@ def test_entry_damaged_at_any_byte_is_never_wrong(folder):
         assert _same(_get(_Build())[0])
 
 
+def test_a_pipe_in_the_place_of_an_entry_is_not_waited_for(folder, caplog):
+    build = _Build()
+    _get(build)
+    (path,) = folder.iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    with caplog.at_level(logging.INFO):
+        assert _get(build) == (MADE, False)
+    assert "it is no file" in caplog.text
+    assert _get(build)[1]
+
+
 def test_entry_that_does_not_fit_is_built_anew(folder):
     build = _Build()
     _get(build)

@@ -1,6 +1,7 @@
 import copy
 import io
 import json
+import os
 
 import datasets
 import numpy as np
@@ -106,6 +107,10 @@ def _image(**changes):
         (_without(bbox=[1, 2, 3]), ["annotations whose box is not four numbers (annotation 102)"]),
         (_without(bbox=[1, 2, 3, float("nan")]), ["whose box is not four numbers"]),
         (_without(bbox="box"), ["whose box is not four numbers"]),
+        (_without(bbox=[1, True, 3, 4]), ["whose box is not four numbers"]),
+        (_without(category_id=True), ["annotations of an unknown category"]),
+        (_without(image_id=True), ["annotations of an unknown image"]),
+        (_image(id=True), ["images without an id (image True)", "an unknown image"]),
         (_without(bbox=[1, 2, 0, 9]), ["annotations whose box has no extent (annotation 102)"]),
         (_without(bbox=[1, 2, 5, -9]), ["annotations whose box has no extent"]),
         (_without(bbox=[99, 2, 5, 9]), ["annotations whose box lies outside its image"]),
@@ -178,13 +183,20 @@ def test_an_empty_image_file_is_left_out(coco, write):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is empty, breaks off or is damaged"),
+        ("", "is empty: download it again"),
+        ("9" * 5001, "is damaged: it has numbers of thousands of digits"),
+        ("[" * 100_000, "is damaged: .* brackets as deep"),
         ('{"images": [', "breaks off or is damaged at line 1"),
         ("[1, 2]", 'it has no list "images"'),
         ('{"images": [], "annotations": []}', 'it has no list "categories"'),
         ('{"images": [], "annotations": [], "categories": []}', "has no categories"),
         ('{"images": [], "annotations": [], "categories": [{}]}', "category without a whole"),
+        ('{"images": [], "annotations": [], "categories": [{"id": true}]}', "id, at place 0"),
         ('{"images": [], "annotations": [], "categories": [{"id": 1}]}', "it has no images"),
+        (
+            '{"images": [], "annotations": [], "categories": [{"id": 1}, {"id": 1}]}',
+            "a category with an id that another has, at place 1",
+        ),
     ],
 )
 def test_a_file_that_is_not_coco_is_refused_in_one_sentence(write, content, message):
@@ -197,6 +209,33 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
         read_coco(tmp_path / "absent.json")
     with pytest.raises(ValueError, match="is a folder: give the COCO JSON file"):
         read_coco(tmp_path)
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(ValueError, match=r"pipe\.json is not a file: give a COCO JSON file"):
+        read_coco(tmp_path / "pipe.json")
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(ValueError, match=r"too long|a.x00b' cannot be the name") as caught:
+            read_coco(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
+def test_links_that_lead_nowhere_are_missing_images(coco, write):
+    path = write(coco)
+    for name, target in (("b.jpg", "b.jpg"), ("c.png", "nothing"), ("stray.jpg", "stray.jpg")):
+        (path.parent / "tr" / name).unlink(missing_ok=True)
+        (path.parent / "tr" / name).symlink_to(target)
+    found = read_coco(path)
+    assert found.omitted.describe() == "2 images without a file (b.jpg, c.png)"
+
+
+def test_an_unreadable_image_folder_is_one_sentence(coco, write, monkeypatch):
+    path = write(coco)
+
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ValueError, match=r"ann/tr cannot be read: Permission denied$"):
+        read_coco(path)
 
 
 def test_a_file_without_usable_images_says_why(coco, write):

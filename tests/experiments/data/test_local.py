@@ -29,10 +29,20 @@ def test_content_of_what_cannot_be_read_is_one_sentence(tmp_path):
             read_data(empty, "TSV file")
     with pytest.raises(ValueError, match=r"is a folder: give the TSV file in it$"):
         read_data(tmp_path, "TSV file")
-    for name in ("absent", "x" * 300, "empty/below"):
-        with pytest.raises(ValueError, match=r"no data file|cannot be read") as caught:
+    for name in ("absent", "x" * 300, "empty/below", "nul\0", "loop"):
+        (tmp_path / "loop").unlink(missing_ok=True)
+        (tmp_path / "loop").symlink_to("loop")
+        with pytest.raises(ValueError, match=r"no data file|cannot be (read|the name)") as caught:
             read_data(tmp_path / name, "TSV file")
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_text_in_utf_16_is_told_to_be_converted(tmp_path, encoding):
+    path = tmp_path / "x.tsv"
+    path.write_bytes("question1\tquestion2\n".encode(encoding))
+    with pytest.raises(ValueError, match=r"x.tsv is in UTF-16, not text in UTF-8: convert it$"):
+        read_data(path, "TSV file")
 
 
 def test_device_is_not_waited_for():

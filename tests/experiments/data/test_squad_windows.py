@@ -64,12 +64,17 @@ def test_answer_at_the_last_token_of_the_context(vocab_path):
     assert _words(tokenizer, example)[example.start : example.end + 1] == ["mill"]
 
 
-def test_context_of_nothing_the_tokenizer_keeps(vocab_path):
+@pytest.mark.parametrize("template", ["bert", "xlnet"])
+def test_question_or_context_of_nothing_the_tokenizer_keeps_is_left_out(vocab_path, template):
     tokenizer = open_tokenizer(vocab_path)
-    question = Question("q", "who ?", "\u200b\u200b", 0, 1)
-    (example,), _ = tokenize([question], tokenizer, "bert", 32, 8)
-    assert " ".join(_words(tokenizer, example)) == "[CLS] who ? [SEP] [SEP]"
-    assert (example.start, example.end) == (0, 0)
+    questions = [
+        Question("a", "who ?", "\u200b\u200b", 0, 1),
+        _question("the mill", "mill"),
+        _question("the mill", "mill", "\u200b", "b"),
+    ]
+    examples, omitted = tokenize(questions, tokenizer, template, 32, 8)
+    assert len(examples) == 1
+    assert omitted.describe() == "2 of which the tokenizer leaves nothing (a, b)"
 
 
 def test_long_context_becomes_overlapping_windows(vocab_path):

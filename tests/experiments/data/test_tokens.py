@@ -163,3 +163,42 @@ def test_missing_files_and_empty_folders(tmp_path):
 def test_tokenizer_of_no_tokens_is_refused():
     with pytest.raises(ValueError, match="the tokenizer nobody's has no tokens"):
         TextTokenizer(Tokenizer(models.WordPiece({}, unk_token="[UNK]")), "nobody's")
+
+
+def test_a_byte_order_mark_does_not_change_a_vocabulary(vocab_path):
+    before = open_tokenizer(vocab_path)
+    vocab_path.write_bytes(b"\xef\xbb\xbf" + vocab_path.read_bytes())
+    assert open_tokenizer(vocab_path).digest == before.digest
+
+
+def test_lines_are_numbered_as_the_library_does(vocab_path):
+    with vocab_path.open("a") as file:
+        file.write("mill\nd\u2028x\n g \n\ny\x85z\n")
+    library = models.WordPiece.from_file(str(vocab_path), unk_token="[UNK]")
+    found = open_tokenizer(vocab_path).tokenizer
+    assert found.get_vocab() == Tokenizer(library).get_vocab()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"mill": 0}, unk_token="[UNK]"),
+        models.WordPiece({"mill": 0}, unk_token="[UNK]"),
+        models.Unigram([("mill", -1.0)]),
+    ],
+)
+def test_what_the_tokenizer_cannot_tokenise_is_one_sentence(tmp_path, model):
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(model).save(str(path))
+    tokenizer = open_tokenizer(path)
+    for encode in (lambda texts: list(tokenizer.encode(texts)), tokenizer.encode_placed):
+        with pytest.raises(ValueError, match=r"tokenizer.json cannot tokenise the data .* --vocab"):
+            encode(["mill", "town"])
+
+
+def test_a_token_beyond_any_vocabulary_is_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    model = {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 4_000_000_000}, "unk_token": "[UNK]"}
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    with pytest.raises(ValueError, match=r"gives a token the id 4000000000: ids are below 10,000"):
+        open_tokenizer(path)

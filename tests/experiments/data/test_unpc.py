@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -34,6 +35,24 @@ def test_json_lines_read_alike(tmp_path):
     path.write_text("\ufeff" + "\n".join(lines))
     assert [tuple(pair) for pair in _read(path)[0]] == PAIRS
     assert len(_read(path, 1)[0]) == 1
+
+
+def test_json_lines_may_begin_with_a_blank_one(tmp_path):
+    path = tmp_path / "train.json"
+    path.write_text("\n \n" + json.dumps({"translation": {"en": "a", "fr": "b"}}))
+    pairs, omitted = _read(path)
+    assert [pair.name for pair in pairs] == ["line 3"]
+    assert omitted.describe() == "2 blank (line 1, line 2)"
+
+
+def test_an_unreadable_folder_is_said_to_be(moses, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(ValueError, match=r"^data folder .* cannot be read: Permission denied$"):
+        _read(moses)
 
 
 def test_first_lines_only_even_of_files_of_unequal_length(moses):

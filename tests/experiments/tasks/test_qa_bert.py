@@ -38,6 +38,7 @@ def test_unknown_task_names_the_nearest():
         ({"scale": "huge"}, "--scale is one of full, small, tiny, not 'huge'"),
         ({"attention": "flash"}, "--attention is eager or sdpa"),
         ({"batch_size": 0}, "--batch-size is at least 1"),
+        *(({name: ""}, f"--{name} is empty") for name in ("data", "vocab", "weights", "optimizer")),
         ({"lr": float("nan")}, "--lr is a positive number"),
         ({"seed": -1}, "--seed is zero or more"),
         ({"vocab": "vocab.txt"}, "--vocab belongs to --data PATH"),
