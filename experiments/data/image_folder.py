@@ -51,15 +51,19 @@ def read_image_folder(path: Path) -> LabelledImages:
     if not stat.S_ISDIR(mode_of(path, "data folder")):
         raise ValueError(f"{path} is a file: give the folder that holds a folder of images a class")
     try:
-        if (path / "train").is_dir() and _folders(path / "train"):
-            path = path / "train"
         classes = _folders(path)
+        inner = _folders(path / "train") if "train" in classes else []
+        if inner:
+            path, classes = path / "train", inner
+        broken = _broken_links(path)
     except OSError as error:
         where = error.filename or path
         raise ValueError(f"data folder {where} cannot be read: {error.strerror}") from error
     if not classes:
         raise ValueError(f"{path} has no folders: put the images of each class into one of its own")
     omitted = Omissions()
+    for name in broken:  # a class each, most likely
+        omitted.add("broken links", name)
     pictures: list[Picture] = []
     labels = []
     for label, (name, files) in enumerate(zip(classes, _files(path, classes, omitted))):
@@ -82,6 +86,12 @@ def read_image_folder(path: Path) -> LabelledImages:
 def _folders(path: Path) -> list[str]:
     with os.scandir(path) as entries:
         return sorted(e.name for e in entries if not e.name.startswith(".") and _is_folder(e))
+
+
+def _broken_links(path: Path) -> list[str]:
+    with os.scandir(path) as entries:
+        links = [e for e in entries if e.is_symlink() and not e.name.startswith(".")]
+        return sorted(e.name for e in links if not Path(e.path).exists())
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

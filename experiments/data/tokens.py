@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimose_bench.experiments.data import hub
+from mimose_bench.experiments.data.local import mode_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -181,15 +183,15 @@ def open_tokenizer(path: Path) -> TextTokenizer:
         ValueError: If it is none of these or cannot be read.
     """
     try:
-        if path.is_dir():
+        if stat.S_ISDIR(mode_of(path, "vocabulary")):
             path = find_tokenizer(path)
         if path.suffix == ".model":
             raise _sentencepiece(path)
         if path.name == "merges.txt":
             path = path.with_name("vocab.json")
+        if not stat.S_ISREG(mode_of(path, "vocabulary")):
+            raise ValueError(f"{path} is not a file: name a vocabulary with --vocab")
         text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ValueError(f"there is no vocabulary {path}") from None
     except OSError as error:
         raise ValueError(f"vocabulary {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:

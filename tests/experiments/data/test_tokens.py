@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 from tokenizers import Tokenizer, models
@@ -152,6 +153,14 @@ def test_what_is_not_a_tokenizer_is_refused(tmp_path, name, content, message):
 def test_missing_files_and_empty_folders(tmp_path):
     with pytest.raises(ValueError, match="there is no vocabulary"):
         open_tokenizer(tmp_path / "absent.txt")
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in (
+        ("pipe", "pipe is not a file: name a vocabulary"),
+        ("x" * 300, "x cannot be read: File name too long"),
+        ("a\0b", "cannot be the name of a vocabulary"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            open_tokenizer(tmp_path / name)
     with pytest.raises(ValueError, match="no vocabulary next to"):
         open_tokenizer(tmp_path)
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0}))

@@ -117,7 +117,8 @@ def test_bins_are_sizes_of_batches_and_their_shares_sum_to_one():
 
 
 @pytest.mark.parametrize(
-    ("text", "area"), [("64", 64 * 64), ("90x150", 96 * 160), (" 64 x 33 ", 64 * 64), ("64 X 33", 64 * 64)]
+    ("text", "area"),
+    [("64", 64 * 64), ("90x150", 96 * 160), (" 64 x 33 ", 64 * 64), ("64 X 33", 64 * 64)],
 )
 def test_sizes_are_read_as_heights_and_widths(text, area):
     assert _task().parse_size(text) == (2, area)
