@@ -13,6 +13,7 @@ from mimose_bench.experiments.run import task_of
 from mimose_bench.experiments.tasks import TASKS
 
 STEPS = 30
+MEASURING = 10
 LEARNING_STEPS = 200
 KINDS = ("allocated", "reserved")
 
@@ -30,7 +31,15 @@ class Trained:
 
 @pytest.fixture(params=TASKS)
 def config(request):
-    return RunConfig(task=request.param, scale="tiny", data="synthetic", device="cpu", threads=1)
+    """A run whose largest batch comes once Mimose no longer measures, so that it must recompute."""
+    for seed in range(100):
+        config = RunConfig(
+            task=request.param, scale="tiny", data="synthetic", device="cpu", threads=1, seed=seed
+        )
+        sizes = list(task_of(config).sizes(STEPS))
+        if max(sizes) in sizes[MEASURING:] and max(sizes) not in sizes[:MEASURING]:
+            return config
+    raise AssertionError(f"no seed puts the largest batch of {request.param} late")
 
 
 @pytest.fixture

@@ -484,7 +484,8 @@ class Mimose(Bound):
             warnings.warn(
                 f"mimose could not measure any of the first {MOST_SHELTERED} steps and recomputes "
                 "every block from now on: each forward pass must be followed by its backward pass "
-                "before the next one, and the model must not run inside a checkpoint",
+                "before the next one, the model must not run inside a checkpoint, and no hook may "
+                "keep what is computed inside a block",
                 UserWarning,
                 stacklevel=2,
             )
