@@ -19,6 +19,7 @@ from operator import add
 
 from mimose.plan import Plan, Region
 from mimose.records import ModelInfo, Situation
+from mimose.schedule import AnyPlan, Moment, Schedule
 
 
 class Infeasible(Exception):  # noqa: N818 - a result of planning, not a fault
@@ -40,6 +41,11 @@ class Profile:
     Sequences have one entry a block, in forward order. Levels are bytes above the start of the
     step; ``kept_peak``, ``checkpoint_peak``, ``activation`` and ``output`` are bytes above the
     level before the block's forward.
+
+    Times and FLOPs are there where a planner asked for a profile of its own; mimose's estimator
+    predicts forward times only. ``recompute_*`` is what running the block again for its own
+    backward takes: less than its forward, since that stops at the last tensor that is needed.
+    ``outside_*`` is the rest of the step's forward and backward pass.
     """
 
     activation: tuple[int, ...]
@@ -54,6 +60,13 @@ class Profile:
     tail_peak: int
     optimizer_peak: int
     optimizer_state: int = 0
+    recompute_seconds: tuple[float, ...] = ()
+    backward_seconds: tuple[float, ...] = ()
+    outside_seconds: float = 0.0
+    forward_flops: tuple[int, ...] = ()
+    recompute_flops: tuple[int, ...] = ()
+    backward_flops: tuple[int, ...] = ()
+    outside_flops: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -82,7 +95,49 @@ def grown_gradients(info: ModelInfo, num_blocks: int) -> tuple[int, ...]:
     return tuple(grown)
 
 
-def predict_peak(profile: Profile, plan: Plan, info: ModelInfo, situation: Situation) -> Peak:
+def recomputation(plan: AnyPlan, whole: Sequence[float], leaf: Sequence[float]) -> float:
+    """Return the sum of what a plan runs again.
+
+    Args:
+        plan: The plan.
+        whole: For each block, what a run to its end costs.
+        leaf: For each block, what a run for its own backward alone costs, which stops early.
+    """
+    if isinstance(plan, Plan):
+        return sum(_again(region, whole, leaf) for region in plan.regions)
+    return sum(
+        (leaf if moment.leaf else whole)[moment.block]
+        for moment in plan.moments()
+        if not moment.backward and not moment.first
+    )
+
+
+def _again(region: Region, whole: Sequence[float], leaf: Sequence[float]) -> float:
+    cost, end, last = 0.0, region.first, region.last
+    for inner in region.inner:
+        cost += sum(whole[end : inner.first])
+        if inner.last != last:
+            cost += sum(whole[inner.first : inner.last + 1])
+        cost += _again(inner, whole, leaf)
+        end = inner.last + 1
+    if end <= last:
+        cost += sum(whole[end:last]) + leaf[last]
+    return cost
+
+
+def predict_seconds(profile: Profile, plan: AnyPlan) -> float:
+    """Return how long the forward and backward pass of a step takes under ``plan``."""
+    once = sum(profile.forward_seconds) + sum(profile.backward_seconds) + profile.outside_seconds
+    return once + recomputation(plan, profile.forward_seconds, profile.recompute_seconds)
+
+
+def predict_backward_flops(profile: Profile, plan: AnyPlan) -> int:
+    """Return the FLOPs of the blocks' backward under ``plan``, recomputation included."""
+    again = recomputation(plan, profile.forward_flops, profile.recompute_flops)
+    return sum(profile.backward_flops) + round(again)
+
+
+def predict_peak(profile: Profile, plan: AnyPlan, info: ModelInfo, situation: Situation) -> Peak:
     """Return the highest level of allocated bytes in a step that carries out ``plan``.
 
     The maximum over the timeline: before the first block; each block's forward; the head; each
@@ -93,7 +148,8 @@ def predict_peak(profile: Profile, plan: Plan, info: ModelInfo, situation: Situa
     Args:
         profile: Costs of the step at its size.
         plan: What is recomputed.
-        info: The model; its gradient bytes count where ``situation`` says that they grow.
+        info: The model; its gradient bytes count where ``situation`` says that they grow, and its
+            cuts where a schedule would let an output go that something else still holds.
         situation: The state at the start of the step.
 
     Raises:
@@ -103,6 +159,8 @@ def predict_peak(profile: Profile, plan: Plan, info: ModelInfo, situation: Situa
     if plan.num_blocks != count:
         raise ValueError(f"the plan covers {plan.num_blocks} blocks, the profile {count}")
     grown = None if situation.grads_resident else grown_gradients(info, count)
+    if isinstance(plan, Schedule):
+        return _ScheduleTimeline(profile, grown, info.cuts or ()).run(plan, situation)
     kept = list(profile.activation)
     forward = list(profile.kept_peak)
     for region in plan.regions:
@@ -203,16 +261,83 @@ class _Timeline:
                 continue
             inner = _items(item.inner, item.first, item.last)
             # Recomputation stops at the input of its last item, whose own backward goes on from
-            # there. The gradient at the region's output is alive meanwhile, and so is whatever the
-            # step holds outside the blocks: the last block's own recomputation, which stops short
-            # of its output, bounds both.
-            last = item.last
-            recomputing = profile.level[last] + profile.kept_peak[last] - profile.output[last]
-            held = profile.backward_peak[last] - recomputing
-            extra = max(held, profile.output[last]) + grown[last + 1]
+            # there.
+            extra = _held_meanwhile(profile, grown, item.last)
             name = "recomputation of block {}"
             before = self.forward(inner[:-1], base, extra, name)
             self.backward(inner, [*before, 0])
+
+
+class _ScheduleTimeline:
+    """Runs an explicit schedule through a profile and remembers the highest level.
+
+    The profile's levels hold the outputs of all blocks before the one at hand and no activations.
+    """
+
+    def __init__(self, profile: Profile, grown: Sequence[int] | None, cuts: Sequence[int]) -> None:
+        self.profile = profile
+        self.no_growth = grown is None
+        self.grown = (0,) * (profile.num_blocks + 1) if grown is None else grown
+        self.pinned = frozenset(c - 1 for c in cuts)
+
+    def run(self, schedule: Schedule, situation: Situation) -> Peak:
+        top, where = -1, ""
+        at_head: int | None = None
+        for moment in schedule.moments():
+            level, what = self.level(moment)
+            if level > top:
+                top, where = level, what
+            if at_head is None and moment.stage is not None:
+                at_head = self.before(moment, schedule.num_blocks - 1)
+        assert at_head is not None, "every schedule has a backward"
+        grown = None if self.no_growth else self.grown
+        outside, what = _outside(self.profile, at_head, grown, situation)
+        if outside > top:
+            top, where = outside, what
+        return Peak(situation.resident_bytes + top, where)
+
+    def base(self, moment: Moment) -> int:
+        """Return what the schedule adds to the profile's level before a block, at a moment."""
+        profile, block = self.profile, moment.block
+        base = self.before(moment, block)
+        if moment.backward:
+            base -= profile.activation[block]
+        # While something is run again, outputs behind it may be waiting for their own use.
+        if not moment.first and not moment.backward:
+            base += sum(profile.output[b] for b in moment.outputs if b >= block)
+        return base
+
+    def before(self, moment: Moment, block: int) -> int:
+        """Return activations held at a moment, less outputs not held of what precedes a block."""
+        profile, outputs = self.profile, moment.outputs | self.pinned
+        dropped = sum(profile.output[b] for b in range(block) if b not in outputs)
+        return sum(profile.activation[b] for b in moment.saved) - dropped
+
+    def level(self, moment: Moment) -> tuple[int, str]:
+        profile, block = self.profile, moment.block
+        if moment.backward:
+            level = profile.backward_peak[block] + self.base(moment) + self.grown[block]
+            return level, f"backward of block {block}"
+        if moment.stage == block and moment.saves:
+            return -1, ""  # Part of its backward, whose peak was measured with it.
+        running = profile.kept_peak if moment.saves else profile.checkpoint_peak
+        level = profile.level[block] + self.base(moment) + running[block]
+        if moment.first:
+            return level, f"forward of block {block}"
+        if moment.stage is not None:
+            level += _held_meanwhile(profile, self.grown, moment.stage)
+        return level, f"recomputation of block {block}"
+
+
+def _held_meanwhile(profile: Profile, grown: Sequence[int], last: int) -> int:
+    """Return what is held beside the blocks while they are recomputed for block ``last``'s sake.
+
+    The gradient at its output, and whatever the step holds outside the blocks: its own
+    recomputation, which stops short of its output, bounds both.
+    """
+    recomputing = profile.level[last] + profile.kept_peak[last] - profile.output[last]
+    held = profile.backward_peak[last] - recomputing
+    return max(held, profile.output[last]) + grown[last + 1]
 
 
 def _items(regions: Sequence[Region], first: int, last: int) -> list[Region | int]:

@@ -27,9 +27,11 @@ from mimose.devices.tensors import storage_bytes
 from mimose.plan import Plan
 from mimose.planners import make_planner
 from mimose.planners.base import Planner
+from mimose.planners.static import OptimizerCosts, Progress, Solution, Static
 from mimose.records import NO_WORK, Decision, ModelInfo, Situation, Size, StepRecord
 from mimose.runtime.blocks import find_blocks
 from mimose.runtime.executor import Executor
+from mimose.runtime.optimizers import optimizer_costs
 from mimose.runtime.recovery import Undo, add_to_message, drop_frames
 from mimose.runtime.sizes import size_of
 from mimose.runtime.step import OpenStep
@@ -42,6 +44,9 @@ SizeFunction = Callable[[tuple[Any, ...], Mapping[str, Any]], Size]
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 _GRADS_LOOKED_AT = 16
+
+# A simulated pass takes the same time whenever it is taken.
+_TIMED_PASSES = {"sim": 0, "cpu": 3, "cuda": 3}
 
 _attached: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -316,6 +321,106 @@ class Handle:
             self._step.ordered = everything
         self._executor.begin(everything)
         yield Attempt(self, last=True)
+
+    def profile(
+        self,
+        function: Callable[[], Any],
+        size: Size,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        keeps_gradients: bool = False,
+        progress: Progress | None = None,
+    ) -> Solution | None:
+        """Let a planner that plans once see the batch that it is to plan for.
+
+        The passes recompute every block, measure each, and leave nothing behind: gradients,
+        buffers and the random state are as before, and no optimizer steps. Planners that do not
+        ask for it are left alone.
+
+        Args:
+            function: Computes the loss of the largest batch and its gradients.
+            size: That batch's size.
+            optimizer: What will train the model: its state and temporaries are part of the peak.
+                By default they are taken to be Adam's.
+            keeps_gradients: Whether the loop leaves gradients allocated between steps, as
+                ``zero_grad(set_to_none=False)`` does.
+            progress: Is told how far a long solve has come.
+
+        Returns:
+            The planner's solution; None where the planner asks for no profile.
+
+        Raises:
+            Infeasible: If no plan fits.
+            torch.OutOfMemoryError: If not even the profiled passes fit.
+        """
+        planner = self.planner
+        if not isinstance(planner, Static):
+            return None
+        if self._step is not None:
+            self.end()
+        device = self.device
+        records = []
+        # The first pass counts FLOPs, which takes time, and warms up what has to be.
+        for number in range(1 + _TIMED_PASSES[device.kind]):
+            records.append(self._profiled_pass(planner, function, size, keeps_gradients, number))
+        trainable = [p for p in self._parameters if p.requires_grad]
+        gradients = sum(p.numel() * p.element_size() for p in trainable)
+        state, temporary = optimizer_costs(optimizer, device, gradients)
+        device.release_cache()
+        before = records[-1].situation
+        steady = replace(
+            before,
+            resident_bytes=before.resident_bytes + (0 if before.optimizer_ready else state),
+            grads_resident=keeps_gradients,
+            optimizer_ready=True,
+            reserved_bytes=device.reserved_bytes(),
+        )
+        return planner.take_profile(records, steady, OptimizerCosts(state, temporary), progress)
+
+    def _profiled_pass(
+        self,
+        planner: Static,
+        function: Callable[[], Any],
+        size: Size,
+        keeps_gradients: bool,
+        number: int,
+    ) -> StepRecord:
+        device = self.device
+        self._undo.save()
+        if not self._undo.possible:
+            raise ValueError(
+                "there are gradients, which profiling would mix with its own: call "
+                "handle.profile() before training, or optimizer.zero_grad() first"
+            )
+        plan = planner.profiling_plan()
+        try:
+            if keeps_gradients:
+                for parameter in self._parameters:
+                    if parameter.requires_grad and parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+            device.begin_step()
+            situation = self._situation()
+            self._step = OpenStep(
+                size,
+                situation,
+                Decision(plan, "profile", collect=True),
+                started=device.now(),
+                planned=device.now(),
+                estimator_seconds=0.0,
+                scheduler_seconds=0.0,
+            )
+            self._executor.begin(plan, collect=True, count=number == 0)
+            function()
+            step, self._step = self._step, None
+            step.optimized = device.now()
+            record = step.record(device, self._executor)
+            record.phase = "profile"
+            device.end_step()
+        finally:
+            self._step = None
+            self._undo.restore()
+        self._bind()
+        return record
 
     def stand_in(self, plan: Plan, forward: Stage, backward: Stage) -> None:
         """Carry out the open step's passes by stand-ins, as a replayed step does.

@@ -11,7 +11,10 @@ full recomputation     one region a block
 Chen's segments        flat regions of several blocks (Chen et al. 2016)
 Rotor                  nested regions (Beaumont et al. 2019)
 Mimose                 one-block regions, chosen for each input
+selective              no region; ``cores``: blocks of which the attention core alone is run again
 =====================  ==========================================================================
+
+What a tree cannot hold is a :class:`mimose.schedule.Schedule`.
 
 Text and JSON forms round-trip: ``Plan.parse(str(plan), plan.num_blocks) == plan`` and
 ``Plan.from_json(plan.to_json()) == plan``.
@@ -58,15 +61,21 @@ class Plan:
     Attributes:
         num_blocks: Number of blocks that the plan covers.
         regions: The recomputed regions, sorted and disjoint. Every other block is kept.
+        cores: Kept blocks of which the attention core (QK^T, softmax, its dropout, times V) keeps
+            its inputs only and is run again in backward, sorted: selective recomputation
+            (Korthikanti et al. 2022).
     """
 
     num_blocks: int
     regions: tuple[Region, ...] = ()
+    cores: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
             raise ValueError(f"a plan covers at least one block, not {self.num_blocks}")
         _check_order(self.regions, 0, self.num_blocks - 1)
+        if self.cores:
+            _check_cores(self.cores, self.num_blocks, self.recomputed)
 
     @classmethod
     def keep_all(cls, num_blocks: int) -> Plan:
@@ -101,11 +110,18 @@ class Plan:
             cuts: Numbers ``c`` such that no region may hold both block ``c - 1`` and block ``c``.
         """
         points = frozenset(cuts)
-        return Plan(self.num_blocks, tuple(p for r in self.regions for p in _cut(r, points)))
+        pieces = tuple(p for r in self.regions for p in _cut(r, points))
+        return Plan(self.num_blocks, pieces, self.cores)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain lists and dictionaries."""
-        return {"num_blocks": self.num_blocks, "regions": [_to_json(r) for r in self.regions]}
+        data: dict[str, Any] = {
+            "num_blocks": self.num_blocks,
+            "regions": [_to_json(r) for r in self.regions],
+        }
+        if self.cores:
+            data["cores"] = list(self.cores)
+        return data
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
@@ -115,14 +131,16 @@ class Plan:
             ValueError: If ``data`` is not such a plan.
         """
         try:
-            return cls(int(data["num_blocks"]), tuple(_from_json(r) for r in data["regions"]))
+            regions = tuple(_from_json(r) for r in data["regions"])
+            cores = tuple(int(b) for b in data.get("cores", ()))
+            return cls(int(data["num_blocks"]), regions, cores)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 'a plan in JSON is {"num_blocks": N, "regions": [{"first": I, "last": J}, ...]}'
             ) from error
 
     def __str__(self) -> str:
-        return " | ".join(_parts(self.regions, 0, self.num_blocks - 1))
+        return " | ".join(_parts(self.regions, 0, self.num_blocks - 1, frozenset(self.cores)))
 
     @classmethod
     def parse(cls, text: str, num_blocks: int | None = None) -> Plan:
@@ -130,6 +148,7 @@ class Plan:
 
         ``recompute 10-11`` is one region of two blocks; ``recompute each 10-11`` is two regions of
         one. A region's inner plan follows in brackets: ``recompute 0-3 (keep 0 | recompute 1-3)``.
+        Of the blocks in ``selective 4-7`` the attention core alone is recomputed.
 
         Args:
             text: The plan, its parts separated by ``|``.
@@ -139,11 +158,23 @@ class Plan:
         Raises:
             ValueError: If ``text`` is not a plan or names a block beyond ``num_blocks``.
         """
-        regions, last = _Parser(text).plan()
+        parser = _Parser(text)
+        regions, last = parser.plan()
         count = last + 1 if num_blocks is None else num_blocks
         if last >= count:
             raise ValueError(f"plan {text!r} names block {last}, but the last block is {count - 1}")
-        return cls(count, regions)
+        return cls(count, regions, tuple(parser.cores))
+
+
+def _check_cores(cores: Sequence[int], num_blocks: int, recomputed: frozenset[int]) -> None:
+    if list(cores) != sorted(set(cores)) or cores[0] < 0 or cores[-1] >= num_blocks:
+        raise ValueError(
+            f"blocks whose cores are recomputed must be in order and within 0-{num_blocks - 1}, "
+            f"not {', '.join(map(str, cores))}"
+        )
+    both = recomputed.intersection(cores)
+    if both:
+        raise ValueError(f"block {min(both)} is recomputed whole, so that its core cannot be alone")
 
 
 def _check_order(regions: Sequence[Region], first: int, last: int) -> None:
@@ -192,12 +223,19 @@ def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _parts(regions: Sequence[Region], first: int, last: int) -> Iterator[str]:
+def _parts(
+    regions: Sequence[Region], first: int, last: int, cores: frozenset[int] = frozenset()
+) -> Iterator[str]:
     position, index = first, 0
     while position <= last:
         if index == len(regions) or regions[index].first > position:
             stop = last if index == len(regions) else regions[index].first - 1
-            yield f"keep {_span(position, stop)}"
+            selective = position in cores
+            for block in range(position, stop + 1):
+                if (block in cores) != selective:
+                    stop = block - 1
+                    break
+            yield f"{'selective' if selective else 'keep'} {_span(position, stop)}"
             position = stop + 1
             continue
         run = index
@@ -227,6 +265,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self.cores: list[int] = []
         self.tokens: list[str] = []
         position = 0
         stripped = text.rstrip()
@@ -262,19 +301,19 @@ class _Parser:
         return int(token)
 
     def plan(self) -> tuple[tuple[Region, ...], int]:
-        regions, last = self.parts()
+        regions, last = self.parts("keep", "recompute", "selective")
         if self.tokens:
             raise self.error(f"unexpected {self.peek()}")
         return regions, last
 
-    def parts(self) -> tuple[tuple[Region, ...], int]:
+    def parts(self, *verbs: str) -> tuple[tuple[Region, ...], int]:
         regions: list[Region] = []
         last = -1
         while True:
-            verb = self.take("keep", "recompute")
+            verb = self.take(*verbs)
             each = self.peek() == "each"
             if each:
-                if verb == "keep":
+                if verb != "recompute":
                     raise self.error("'each' belongs to recompute")
                 self.take()
             first = stop = self.number()
@@ -283,10 +322,10 @@ class _Parser:
                 stop = self.number()
             inner: tuple[Region, ...] = ()
             if self.peek() == "(":
-                if verb == "keep" or each:
+                if verb != "recompute" or each:
                     raise self.error("only a single region can hold an inner plan")
                 self.take()
-                inner, _ = self.parts()
+                inner, _ = self.parts("keep", "recompute")
                 self.take(")")
             if stop < first or first <= last:
                 raise self.error(f"blocks {_span(first, stop)} are out of order")
@@ -295,6 +334,8 @@ class _Parser:
                 regions.extend(Region(b, b) for b in range(first, stop + 1))
             elif verb == "recompute":
                 regions.append(Region(first, stop, inner))
+            elif verb == "selective":
+                self.cores.extend(range(first, stop + 1))
             if self.peek() != "|":
                 return tuple(regions), last
             self.take()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from mimose.plan import Plan
+from mimose.schedule import AnyPlan
 
 Size = tuple[int, ...]
 """Size of a mini-batch: ``(batch, length)`` for text, ``(batch, height * width)`` for images,
@@ -140,7 +140,7 @@ class Decision:
             simulated device.
     """
 
-    plan: Plan
+    plan: AnyPlan
     phase: Phase = "static"
     collect: bool = False
     predicted_peak_bytes: int | None = None
@@ -171,6 +171,13 @@ class BlockSample:
         checkpointed: The sample was taken while the block itself ran checkpointed.
         inside_checkpoint: A block around it ran checkpointed.
         around_checkpoint: Something within it ran checkpointed.
+        recompute_seconds: Time of its second run, in backward, up to the last tensor needed; 0
+            where it did not run again.
+        backward_seconds: Time from the gradient's arrival at its output to the end of its
+            backward, its second run left out.
+        forward_flops: FLOPs of its plain forward; None where they were not counted.
+        recompute_flops: FLOPs of its second run in backward, likewise.
+        backward_flops: FLOPs of its backward, its second run left out, likewise.
     """
 
     block: int
@@ -186,6 +193,11 @@ class BlockSample:
     checkpointed: bool = False
     inside_checkpoint: bool = False
     around_checkpoint: bool = False
+    recompute_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    forward_flops: int | None = None
+    recompute_flops: int | None = None
+    backward_flops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +212,8 @@ class Collected:
             backward: embeddings.
         first_peak_bytes: Peak level before the first block's forward.
         collector_seconds: Time spent on the extra forward passes and on measuring.
+        outside_seconds: Time of the forward and backward pass outside all blocks.
+        outside_flops: FLOPs there; None where they were not counted.
     """
 
     blocks: tuple[BlockSample, ...]
@@ -207,6 +221,8 @@ class Collected:
     tail_peak_bytes: int
     first_peak_bytes: int
     collector_seconds: float
+    outside_seconds: float = 0.0
+    outside_flops: int | None = None
 
 
 @dataclass(slots=True)
@@ -219,7 +235,7 @@ class StepRecord:
     """
 
     size: Size
-    plan: Plan
+    plan: AnyPlan
     phase: Phase
     situation: Situation
     outcome: Outcome = "ok"

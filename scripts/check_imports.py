@@ -27,7 +27,13 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 
 # The contracts that everything rests on: the standard library and one another only.
-CONTRACTS = ("mimose.plan", "mimose.costs", "mimose.units", "mimose.records")
+CONTRACTS = (
+    "mimose.plan",
+    "mimose.schedule",
+    "mimose.costs",
+    "mimose.units",
+    "mimose.records",
+)
 
 PLACES = {
     "mimose": "mimose",

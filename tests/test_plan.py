@@ -99,7 +99,7 @@ def test_blocks_not_named_are_kept() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "expected keep or recompute, found its end"),
+        ("", "expected keep or recompute or selective, found its end"),
         ("keep", "expected a block number, found its end"),
         ("keep 3-1", "out of order"),
         ("keep 0-3 | recompute 2", "out of order"),

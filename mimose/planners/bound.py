@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mimose.plan import Plan
 from mimose.records import ModelInfo
 
 
@@ -25,3 +26,13 @@ class Bound:
     def bind(self, info: ModelInfo) -> None:
         """Take the facts about the model."""
         self._info = info
+
+
+def recompute_all(info: ModelInfo) -> Plan:
+    """Return the plan that recomputes each block that may be and that frees anything."""
+    return Plan.recompute_each(info.num_blocks, recomputable(info))
+
+
+def recomputable(info: ModelInfo) -> list[int]:
+    """Return the blocks that may be recomputed and save something."""
+    return [b for b in range(info.num_blocks) if b not in info.free and b not in info.keep_only]

@@ -22,6 +22,7 @@ from mimose.runtime.rerun import StepState
 from mimose.runtime.run import Run
 from mimose.runtime.shuttle import Collector
 from mimose.runtime.wrappers import BlockForward, ModelForward, Switch
+from mimose.schedule import AnyPlan
 
 _FLAGS = ("output_hidden_states", "output_attentions")
 
@@ -97,13 +98,14 @@ class Executor:
         self._model_wrapper = ModelForward(model, self)
         self._number_blocks()
 
-    def begin(self, plan: Plan, *, collect: bool = False) -> None:
+    def begin(self, plan: AnyPlan, *, collect: bool = False, count: bool = False) -> None:
         """Set what the model's next forward pass carries out.
 
         Args:
             plan: The plan; blocks that it does not cover are kept.
             collect: Recompute every block, whatever the plan says, and run each once more to
                 measure it, unless the collector has found that it cannot.
+            count: Count FLOPs while collecting, which takes time of its own.
         """
         if self._collector is not None:
             self._collector.close()

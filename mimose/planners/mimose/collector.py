@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.plan import Plan
 from mimose.records import BlockSample, Collected, Size
+from mimose.schedule import AnyPlan
 from mimose.solvers.packing import ROUND, SMALL, round_up
 
 Row = NDArray[np.float64]
@@ -55,7 +55,7 @@ def tensor_bytes(sample: BlockSample) -> int:
 
 
 def to_row(
-    collected: Collected, plan: Plan, num_blocks: int
+    collected: Collected, plan: AnyPlan, num_blocks: int
 ) -> tuple[Row, Row, BlockStorages] | None:
     """Return one step's bytes, forward times and storages, or None if no block's sample is valid.
 

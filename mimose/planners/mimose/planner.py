@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from mimose.costs import Profile, predict_peak
 from mimose.plan import Plan
-from mimose.planners.bound import Bound
-from mimose.planners.full import recomputable, recompute_all
+from mimose.planners.bound import Bound, recomputable, recompute_all
 from mimose.planners.mimose import authors
 from mimose.planners.mimose.cache import Entry, least_of, round_up
 from mimose.planners.mimose.drift import Drift

@@ -1,0 +1,403 @@
+"""What planners share that plan once, for the largest input, and use that plan for every batch.
+
+They are told what a step at that size costs by a *profile*: the collector's figures of a forward
+and backward pass in which every block is recomputed (:meth:`mimose.handle.Handle.profile` runs it;
+the harness does so before the first step). From it a planner's :meth:`Static.solve` makes its plan,
+judged by the same peak model and the same predicted times as every other's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from mimose.costs import Infeasible, Profile, predict_peak, predict_seconds
+from mimose.plan import Plan
+from mimose.planners.bound import Bound, recomputable
+from mimose.planners.mimose.knowledge import Knowledge
+from mimose.planners.mimose.storages import Packing
+from mimose.planners.options import byte_count
+from mimose.records import Collected, Decision, ModelInfo, Situation, Size, StepRecord
+from mimose.schedule import AnyPlan, plan_from_json
+from mimose.units import format_bytes
+
+Progress = Callable[[str], None]
+"""Is told now and then, in words, how far a long solve has come."""
+
+_MARGIN_SHARE = 0.05
+_SEGMENT_BYTES = 20 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerCosts:
+    """What an optimizer's step takes.
+
+    Attributes:
+        state_bytes: State that it makes in its first step.
+        temporary_bytes: What a step needs besides.
+    """
+
+    state_bytes: int
+    temporary_bytes: int
+
+
+class StepCosts:
+    """What a planner plans from: judges any plan for a step at the planned size.
+
+    Attributes:
+        size: The size planned for.
+        profile: Its costs.
+        info: The model.
+        situation: The state at the start of every step but the first few: optimizer state is
+            there, and gradients are if the loop keeps them.
+        budget_bytes: Bound on reserved bytes, or None.
+        limit_bytes: What a plan may need: the budget less the margin; None without a budget.
+        blocks: The blocks that may be recomputed and that save something.
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        profile: Profile,
+        info: ModelInfo,
+        situation: Situation,
+        margin_bytes: int,
+        packing: Packing | None = None,
+    ) -> None:
+        self.size = size
+        self.profile = profile
+        self.info = info
+        self.situation = situation
+        self.budget_bytes = info.budget_bytes
+        self.limit_bytes = None if info.budget_bytes is None else info.budget_bytes - margin_bytes
+        self.blocks = recomputable(info)
+        self._packing = packing
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        return self.profile.num_blocks
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Where no region may span; everywhere, if the data flow is not known."""
+        cuts = self.info.cuts
+        return tuple(range(1, self.num_blocks)) if cuts is None else cuts
+
+    def peak_bytes(self, plan: AnyPlan) -> int:
+        """Return the predicted peak of allocated bytes."""
+        return predict_peak(self.profile, plan, self.info, self.situation).bytes
+
+    def need_bytes(self, plan: AnyPlan) -> int:
+        """Return the predicted peak and what is lost to packing tensors into segments."""
+        return self.peak_bytes(plan) + self.waste_bytes(plan)
+
+    def waste_bytes(self, plan: AnyPlan) -> int:
+        """Return what is lost to packing under ``plan``, about."""
+        if self._packing is None:
+            return 0
+        return self._packing.pack(sorted(plan.recomputed)).waste_bytes
+
+    def seconds(self, plan: AnyPlan) -> float:
+        """Return the predicted time of the forward and backward pass."""
+        return predict_seconds(self.profile, plan)
+
+    def choose(self, plans: Iterable[AnyPlan], **details: Any) -> Solution:
+        """Return the fastest of ``plans`` that fits.
+
+        If none leaves the margin free, the one that needs least runs, as long as its peak is within
+        the budget. With more of a budget the choice is never slower, provided that the plans to
+        choose from do not become fewer.
+
+        Args:
+            plans: The plans to choose from.
+            **details: Whatever is to be known about how they were found.
+
+        Raises:
+            Infeasible: If none fits.
+        """
+        judged = [
+            (self.seconds(plan), self.need_bytes(plan), plan) for plan in dict.fromkeys(plans)
+        ]
+        _, least, smallest = min(judged, key=lambda j: (j[1], j[0]))
+        limit = self.limit_bytes
+        fitting = [j for j in judged if limit is None or j[1] <= limit]
+        if not fitting:
+            self.check(self.peak_bytes(smallest), least)
+            fitting = [j for j in judged if j[2] is smallest]
+        plan = min(fitting, key=lambda j: (j[0], j[1]))[2]
+        return self.solution(plan, least_budget_bytes=least, candidates=len(judged), **details)
+
+    def check(self, peak_bytes: int, least_budget_bytes: int) -> None:
+        """Refuse what does not fit into the budget.
+
+        Args:
+            peak_bytes: The predicted peak of the plan that needs least.
+            least_budget_bytes: What it needs.
+
+        Raises:
+            Infeasible: If the peak is beyond the budget.
+        """
+        budget = self.budget_bytes
+        if budget is None or peak_bytes <= budget:
+            return
+        raise Infeasible(
+            f"a mini-batch of size {' x '.join(map(str, self.size))}, for which this planner "
+            f"plans, needs {format_bytes(least_budget_bytes, up=True)} whatever it recomputes, and "
+            f"the budget is {format_bytes(budget)}: give a larger budget or a smaller --plan-size",
+            least_budget_bytes,
+        )
+
+    def solution(self, plan: AnyPlan, *, least_budget_bytes: int, **details: Any) -> Solution:
+        """Return ``plan`` with all that is predicted of it."""
+        return Solution(
+            plan=plan,
+            size=self.size,
+            predicted_peak_bytes=self.peak_bytes(plan),
+            need_bytes=self.need_bytes(plan),
+            predicted_seconds=self.seconds(plan),
+            baseline_seconds=self.seconds(Plan.keep_all(self.num_blocks)),
+            least_budget_bytes=least_budget_bytes,
+            details=details,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A plan and what is predicted of it at the planned size.
+
+    Attributes:
+        plan: The plan.
+        size: The size planned for.
+        predicted_peak_bytes: Peak of allocated bytes, resident ones included.
+        need_bytes: That and what is lost to packing.
+        predicted_seconds: Time of a step's forward and backward pass.
+        baseline_seconds: The same with everything kept.
+        least_budget_bytes: The least budget under which this planner has a plan.
+        solve_seconds: How long solving took.
+        details: Whatever else the planner has to say: bounds, gaps, numbers of candidates.
+    """
+
+    plan: AnyPlan
+    size: Size
+    predicted_peak_bytes: int
+    need_bytes: int
+    predicted_seconds: float
+    baseline_seconds: float
+    least_budget_bytes: int
+    solve_seconds: float = 0.0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the solution as plain data."""
+        return {
+            "plan": self.plan.to_json(),
+            "size": list(self.size),
+            "predicted_peak_bytes": self.predicted_peak_bytes,
+            "need_bytes": self.need_bytes,
+            "predicted_seconds": self.predicted_seconds,
+            "baseline_seconds": self.baseline_seconds,
+            "least_budget_bytes": self.least_budget_bytes,
+            "solve_seconds": self.solve_seconds,
+            "details": dict(self.details),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Solution:
+        """Return the solution that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: If ``data`` is not one.
+        """
+        try:
+            return cls(
+                plan=plan_from_json(data["plan"]),
+                size=tuple(int(x) for x in data["size"]),
+                predicted_peak_bytes=int(data["predicted_peak_bytes"]),
+                need_bytes=int(data["need_bytes"]),
+                predicted_seconds=float(data["predicted_seconds"]),
+                baseline_seconds=float(data["baseline_seconds"]),
+                least_budget_bytes=int(data["least_budget_bytes"]),
+                solve_seconds=float(data["solve_seconds"]),
+                details=dict(data["details"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError("this is not a stored solution of a planner") from error
+
+
+class Static(Bound):
+    """A planner that plans once and for the largest size.
+
+    A subclass says in :meth:`solve` which plan it is, and may say in :meth:`unprofiled` what to do
+    in a loop in which nothing was profiled.
+
+    Args:
+        margin: Bytes left free between what a plan needs and the budget; by default 5 % of it, or
+            one of the allocator's segments of 20 MiB under a budget so small that it is more.
+    """
+
+    name: ClassVar[str]
+    rescued: ClassVar[bool] = True
+
+    def __init__(self, *, margin: int | str | None = None) -> None:
+        super().__init__()
+        self._margin = None if margin is None else byte_count("margin", margin)
+        self.solution: Solution | None = None
+        self.costs: StepCosts | None = None
+
+    # -- to be defined by each planner
+
+    def solve(self, costs: StepCosts, progress: Progress | None = None) -> Solution:
+        """Return the plan for every step.
+
+        Args:
+            costs: Judges plans.
+            progress: Is told how far a long solve has come.
+
+        Raises:
+            Infeasible: If no plan of this planner's fits.
+        """
+        raise NotImplementedError
+
+    def unprofiled(self) -> Plan:
+        """Return the plan to carry out where nothing was profiled.
+
+        Raises:
+            ValueError: If this planner cannot do without.
+        """
+        raise ValueError(
+            f"planner {self.name} plans for the largest batch and has to see it first: call "
+            "handle.profile() with that batch before training"
+        )
+
+    # -- the profile
+
+    @property
+    def margin_bytes(self) -> int | None:
+        """Bytes left free between what a plan needs and the budget; None without a budget."""
+        budget = self.info.budget_bytes
+        if budget is None:
+            return None
+        if self._margin is not None:
+            return self._margin
+        return max(int(_MARGIN_SHARE * budget), min(_SEGMENT_BYTES, budget // 8))
+
+    def profiling_plan(self) -> Plan:
+        """Return what the profiled passes carry out: every block recomputed on its own."""
+        return Plan.recompute_each(self.info.num_blocks)
+
+    def take_profile(
+        self,
+        records: Sequence[StepRecord],
+        steady: Situation,
+        optimizer: OptimizerCosts,
+        progress: Progress | None = None,
+    ) -> Solution:
+        """Make the plan from profiled passes.
+
+        Args:
+            records: At least one pass, all of one size, with what the collector saw. Times of the
+                first of several are warm-up and not used.
+            steady: The state at the start of a step once training is under way.
+            optimizer: What the optimizer's step takes.
+            progress: Is told how far a long solve has come.
+
+        Raises:
+            Infeasible: If no plan fits.
+            ValueError: If nothing could be measured.
+        """
+        info = self.info
+        known = Knowledge(info.block_names)
+        for record in records:
+            known.learn(record, info)
+        if not known.has_samples:
+            raise ValueError(
+                f"planner {self.name} has nothing to plan from: no block of the model could be "
+                "measured, since all of them run checkpointed already; switch the model's own "
+                "gradient checkpointing off"
+            )
+        size = records[-1].size
+        estimator = known.estimator(records[-1].situation.grads_resident, info)
+        profile = replace(
+            _with_times(estimator.predict(size), [r.collected for r in records if r.collected]),
+            optimizer_peak=optimizer.temporary_bytes,
+            optimizer_state=optimizer.state_bytes,
+        )
+        self.costs = StepCosts(
+            size, profile, info, steady, self.margin_bytes or 0, estimator.packing(size)
+        )
+        started = time.perf_counter()
+        solution = self.solve(self.costs, progress)
+        self.solution = replace(solution, solve_seconds=time.perf_counter() - started)
+        return self.solution
+
+    # -- the planner's interface
+
+    def plan(self, size: Size, situation: Situation) -> Decision:
+        """Return the plan; the predicted peak comes with steps of the size planned for."""
+        solution = self.solution
+        if solution is None:
+            return Decision(self.unprofiled())
+        peak = None
+        if self.costs is not None and size == solution.size:
+            peak = predict_peak(self.costs.profile, solution.plan, self.info, situation).bytes
+        return Decision(solution.plan, predicted_peak_bytes=peak)
+
+    def observe(self, record: StepRecord) -> None:
+        """Learn nothing: the plan is made."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the solution as plain data."""
+        return {"solution": None if self.solution is None else self.solution.to_json()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: If ``state`` is not that, or belongs to a model with other blocks.
+        """
+        found = state.get("solution")
+        solution = None if found is None else Solution.from_json(found)
+        if solution is not None and self._info is not None and self._info.exact:
+            planned, blocks = solution.plan.num_blocks, self._info.num_blocks
+            if planned != blocks:
+                raise ValueError(
+                    f"this plan is for a model of {planned} blocks, and this one has {blocks}: "
+                    "load the state that was saved with this model"
+                )
+        self.solution = solution
+
+
+def _with_times(profile: Profile, passes: Sequence[Collected]) -> Profile:
+    """Return the profile with the least disturbed times and the FLOPs of the passes."""
+    timed = passes[1:] or passes
+    count = profile.num_blocks
+
+    def least(name: str) -> tuple[float, ...]:
+        found: list[list[float]] = [[] for _ in range(count)]
+        for each in timed:
+            for sample in each.blocks:
+                if 0 <= sample.block < count:
+                    found[sample.block].append(getattr(sample, name))
+        return tuple(min(times, default=0.0) for times in found)
+
+    def counted(name: str) -> tuple[int, ...]:
+        numbers = [0] * count
+        for sample in passes[0].blocks:
+            if 0 <= sample.block < count:
+                numbers[sample.block] = getattr(sample, name) or 0
+        return tuple(numbers)
+
+    return replace(
+        profile,
+        forward_seconds=least("forward_seconds"),
+        recompute_seconds=least("recompute_seconds"),
+        backward_seconds=least("backward_seconds"),
+        outside_seconds=min(each.outside_seconds for each in timed),
+        forward_flops=counted("forward_flops"),
+        recompute_flops=counted("recompute_flops"),
+        backward_flops=counted("backward_flops"),
+        outside_flops=passes[0].outside_flops or 0,
+    )

@@ -1,0 +1,62 @@
+"""What an optimizer's step takes of memory, found out on a stand-in for its parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+
+import torch
+
+from mimose.devices.base import Device
+
+_NUMBERS = 1 << 20
+_STATES_UNKNOWN = 2
+"""Adam's two moments: what an optimizer is taken to keep that cannot be tried."""
+
+
+def optimizer_costs(
+    optimizer: torch.optim.Optimizer | None, device: Device, gradient_bytes: int
+) -> tuple[int, int]:
+    """Return the bytes of an optimizer's state and of what a step needs besides.
+
+    An optimizer of the same class and settings takes two steps on a parameter of 4 MiB of its own,
+    on the device. What it keeps and needs is taken to be in proportion to the parameters.
+
+    Args:
+        optimizer: The optimizer; None, or one that cannot be made anew, is taken for Adam.
+        device: Where to try.
+        gradient_bytes: Bytes of all trainable parameters.
+    """
+    twin = None if optimizer is None else _twin(optimizer, device)
+    if twin is None:
+        return _STATES_UNKNOWN * gradient_bytes, gradient_bytes
+    parameter = twin.param_groups[0]["params"][0]
+    size = parameter.numel() * parameter.element_size()
+    before = device.mark().allocated
+    twin.step()
+    middle = device.mark().allocated
+    twin.step()
+    after = device.mark()
+    state = (middle - before) / size
+    peak = after.allocated if after.peak_allocated is None else after.peak_allocated
+    temporary = max(0.0, (peak - middle) / size)
+    if optimizer is not None and not optimizer.defaults.get("foreach", True):
+        # One parameter at a time: the largest one's temporaries.
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        largest = max((p.numel() * p.element_size() for p in parameters), default=0)
+        return int(state * gradient_bytes), int(temporary * largest)
+    return int(state * gradient_bytes), int(temporary * gradient_bytes)
+
+
+def _twin(optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer | None:
+    """Return an optimizer like ``optimizer`` on a parameter of its own, or None."""
+    kind = type(optimizer)
+    takes = inspect.signature(kind).parameters
+    settings = {name: value for name, value in optimizer.defaults.items() if name in takes}
+    parameter = torch.nn.Parameter(torch.zeros(_NUMBERS, device=device.torch_device))
+    parameter.grad = torch.zeros_like(parameter)
+    with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+        # A user's own class may do anything at all.
+        return kind([parameter], **settings)
+    return None

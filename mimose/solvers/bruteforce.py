@@ -1,0 +1,114 @@
+"""Every plan of a small chain, one by one: what the solvers are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from mimose.plan import Plan, Region
+from mimose.solvers.chain import Chain, children, simulate
+
+MOST_BLOCKS = 7
+"""Seven blocks have 249,856 plans, eight have 2.6 million."""
+
+
+class Found(NamedTuple):
+    """A plan and its time."""
+
+    plan: Plan
+    makespan: float
+
+
+def all_plans(num_blocks: int) -> Iterator[Plan]:
+    """Yield every plan of ``num_blocks`` blocks.
+
+    Raises:
+        ValueError: If there are more than :data:`MOST_BLOCKS` blocks.
+    """
+    if num_blocks > MOST_BLOCKS:
+        raise ValueError(f"brute force is for at most {MOST_BLOCKS} blocks, not {num_blocks}")
+    for regions in _trees(0, num_blocks - 1):
+        yield Plan(num_blocks, regions)
+
+
+@lru_cache(maxsize=None)
+def _trees(first: int, last: int) -> tuple[tuple[Region, ...], ...]:
+    if first > last:
+        return ((),)
+    trees = list(_trees(first + 1, last))
+    for end in range(first, last + 1):
+        trees += [
+            (region, *rest) for region in _whole(first, end) for rest in _trees(end + 1, last)
+        ]
+    return tuple(trees)
+
+
+@lru_cache(maxsize=None)
+def _whole(first: int, last: int) -> tuple[Region, ...]:
+    """Return every region of exactly these blocks."""
+    inner = list(_trees(first + 1, last))
+    for end in range(first, last):
+        inner += [
+            (region, *rest) for region in _whole(first, end) for rest in _trees(end + 1, last)
+        ]
+    return tuple(Region(first, last, regions) for regions in inner)
+
+
+def best_plan(chain: Chain, memory: int, *, simulated: bool = False) -> Found | None:
+    """Return a fastest plan of a small chain within ``memory``, None if there is none.
+
+    Args:
+        chain: The chain.
+        memory: Bytes, the chain's input included.
+        simulated: Whether memory is that of :func:`mimose.solvers.chain.simulate` rather than
+            Rotor's conditions (:func:`least_memory`).
+    """
+    best: Found | None = None
+    for plan in all_plans(chain.num_blocks):
+        if not chain.allows(plan):
+            continue
+        seconds, peak = simulate(chain, plan)
+        if best is not None and seconds >= best.makespan:
+            continue
+        if (peak if simulated else least_memory(chain, plan)) <= memory:
+            best = Found(plan, seconds)
+    return best
+
+
+def least_memory(chain: Chain, plan: Plan) -> int:
+    """Return the least memory that Rotor's conditions ask for a plan, the chain's input included.
+
+    They are a little weaker than the simulation: where a block is kept while a gradient larger
+    than its own output waits, they do not count both at the peak of its forward.
+    """
+    items = children(plan.regions, 0, plan.num_blocks - 1)
+    return chain.x[0] + _need(chain, [*items, chain.num_blocks], chain.num_blocks)
+
+
+def _need(chain: Chain, items: Sequence[Region | int], last: int) -> int:
+    """Return the memory for stages up to ``last``, which are ``items``, beyond their input."""
+    item, rest = items[0], items[1:]
+    first = item if isinstance(item, int) else item.first
+    if first == last:
+        if isinstance(item, int):
+            return _leaf(chain, first)
+        return _need(chain, [first], first)
+    if not rest and not isinstance(item, int):
+        # The whole of a recomputed region again: it runs once.
+        return _need(chain, children(item.inner, first, last), last)
+    ends = chain.held[last] + chain.output(last)
+    need = ends + chain.x[first + 1] + chain.forward_temporary[first]
+    for j in range(first + 1, last):
+        need = max(need, ends + chain.x[j] + chain.x[j + 1] + chain.forward_temporary[j])
+    if isinstance(item, int):
+        need = max(need, _leaf(chain, first))
+        return max(need, chain.saved[first] + _need(chain, rest, last))
+    inside = _need(chain, children(item.inner, first, item.last), item.last)
+    return max(need, inside, chain.x[item.last + 1] + _need(chain, rest, last))
+
+
+def _leaf(chain: Chain, stage: int) -> int:
+    own = chain.held[stage] + chain.output(stage) + chain.saves(stage)
+    forward = chain.forward_temporary[stage]
+    return own + max(forward, chain.x[stage] + chain.backward_temporary[stage])
