@@ -410,7 +410,8 @@ class Handle:
                 scheduler_seconds=0.0,
             )
             self._executor.begin(plan, collect=True, count=number == 0)
-            function()
+            with self._executor.counting():
+                function()
             step, self._step = self._step, None
             step.optimized = device.now()
             record = step.record(device, self._executor)

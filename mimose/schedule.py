@@ -61,8 +61,7 @@ class Schedule:
 
     Raises:
         ValueError: If the instructions cannot be carried out: blocks first run in order, all of
-            them before the first backward; backwards come last block first; every run finds the
-            output of the block before it, every backward that and the block's own activations.
+            them before the first backward, and backwards come last block first.
     """
 
     num_blocks: int
@@ -117,7 +116,7 @@ class Schedule:
         for place, (block, backward) in enumerate(self.instructions):
             outputs = {b: end for b, end in outputs.items() if end >= place}
             first = not backward and block not in run
-            self._check(place, run, outputs, saved, stage)
+            self._check(place, len(run), stage)
             forward = len(run) < self.num_blocks or (first and block == self.num_blocks - 1)
             moment = Moment(
                 block,
@@ -141,30 +140,16 @@ class Schedule:
         if stage != 0:
             raise ValueError(f"the schedule {self} ends before the backward of block 0")
 
-    def _check(
-        self,
-        place: int,
-        run: set[int],
-        outputs: dict[int, int],
-        saved: set[int],
-        stage: int,
-    ) -> None:
+    def _check(self, place: int, num_run: int, stage: int) -> None:
         block, backward = self.instructions[place]
         if backward:
-            if len(run) < self.num_blocks or block != stage - 1:
-                problem = "backward goes through all blocks, last first, once all have run"
-            elif block not in saved:
-                problem = f"the activations of block {block} are not there"
-            elif block and block - 1 not in outputs:
-                problem = f"the output of block {block - 1} is not there"
-            else:
+            if num_run == self.num_blocks and block == stage - 1:
                 return
-        elif not 0 <= block < self.num_blocks or block > len(run):
+            problem = "backward goes through all blocks, last first, once all have run"
+        elif not 0 <= block < self.num_blocks or block > num_run:
             problem = f"block {block} does not come yet"
         elif block >= stage:
             problem = f"the backward of block {block} is over"
-        elif block and block - 1 not in outputs:
-            problem = f"the output of block {block - 1} is not there"
         else:
             return
         raise ValueError(f"instruction {place} of the schedule {self} cannot be: {problem}")
@@ -234,9 +219,8 @@ def plan_from_json(data: Any) -> AnyPlan:
 def _ends(instructions: Sequence[Instruction]) -> tuple[list[int], list[bool]]:
     """Return for each run the last instruction that reads its output, and whether it saves.
 
-    The last block's output is read by the model itself, until that block's backward.
+    What the model itself makes of the last block's output is over before any backward here.
     """
-    last_block = max((i.block for i in instructions), default=0)
     ends = list(range(len(instructions)))
     saving = [False] * len(instructions)
     latest: dict[int, int] = {}
@@ -248,8 +232,6 @@ def _ends(instructions: Sequence[Instruction]) -> tuple[list[int], list[bool]]:
             own = latest.get(block)
             if own is not None:
                 saving[own] = True
-                if block == last_block and ends[own] < place:
-                    ends[own] = place - 1
         else:
             latest[block] = place
     return ends, saving

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -105,15 +105,20 @@ class Executor:
             plan: The plan; blocks that it does not cover are kept.
             collect: Recompute every block, whatever the plan says, and run each once more to
                 measure it, unless the collector has found that it cannot.
-            count: Count FLOPs while collecting, which takes time of its own.
+            count: Count FLOPs while collecting, which takes time of its own, wherever
+                :meth:`counting` is around both passes.
         """
         if self._collector is not None:
             self._collector.close()
         self._collector = None
         if collect and self._measurable:
-            self._collector = Collector(self._device, self._largest_gradient())
+            self._collector = Collector(self._device, self._largest_gradient(), count=count)
         self._armed = (plan, collect)
         self._effective = None
+
+    def counting(self) -> AbstractContextManager[Any]:
+        """Return a context for the pass that :meth:`begin` was told to count the FLOPs of."""
+        return nullcontext() if self._collector is None else self._collector.counting()
 
     def _largest_gradient(self) -> int:
         trainable = (p for p in self._parameters if p.requires_grad)
@@ -209,6 +214,8 @@ class Executor:
         for wrapper in self._wrappers:
             wrapper.count = 0
         self._switch.run = run
+        if collect and self._collector is not None:
+            self._collector.start()
         try:
             with self._caches_off(), recorder or nullcontext():
                 output = inner(*args, **kwargs)

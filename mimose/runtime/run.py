@@ -198,7 +198,12 @@ class Run:
         self.ran.add(key)
         snapshots: dict[int, Snapshot] = {}
 
+        collector = self._collector
+
         def function(rerun: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if rerun and collector is not None:
+                with collector.rerunning(key):
+                    return run_block(wrapper, block, True, snapshots, args, kwargs)
             return run_block(wrapper, block, rerun, snapshots, args, kwargs)
 
         return checkpointed(function, args, kwargs)

@@ -10,8 +10,9 @@ that belong to the user).
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from mimose.runtime.calls import Key
 from mimose.runtime.capturing import Captured
 from mimose.runtime.checkpointing import active_checkpoint
 from mimose.runtime.dataflow import tensors_in
+from mimose.runtime.ledger import OUTSIDE, Ledger
 from mimose.runtime.rerun import put_back
 from mimose.runtime.storages import (
     Saved,
@@ -43,22 +45,26 @@ _HEAD_SHARE = 3
 
 
 class _Sample:
-    """A :class:`BlockSample` in the making; times are the device's stamps."""
+    """A :class:`BlockSample` in the making.
+
+    ``began`` and ``measured`` are the device's stamps: between them the collector was at work.
+    """
 
     __slots__ = (
         "activation",
         "around_checkpoint",
         "backward_peak",
+        "began",
         "checkpoint_peak",
         "checkpointed",
         "inside_checkpoint",
         "kept_peak",
         "level",
+        "measured",
         "output",
         "output_storages",
         "passing",
         "saved_storages",
-        "stamps",
     )
 
     def __init__(self, level: int) -> None:
@@ -69,7 +75,8 @@ class _Sample:
         self.output_storages: tuple[int, ...] = ()
         self.passing: list[tuple[StorageWeakRef, int]] = []
         self.checkpointed = self.inside_checkpoint = self.around_checkpoint = False
-        self.stamps: tuple[Any, Any, Any, Any] = (None,) * 4
+        self.began: Any = None
+        self.measured: Any = None
 
     def settle(self) -> None:
         """Count outputs that are gone once the forward is over as what the block itself keeps.
@@ -88,7 +95,7 @@ class _Sample:
                 self.saved_storages = (*self.saved_storages, size)
         self.passing = []
 
-    def finish(self, block: int, device: Device) -> BlockSample:
+    def finish(self, key: Key, block: int, ledger: Ledger, seconds: Counter[Any]) -> BlockSample:
         return BlockSample(
             block=block,
             level_bytes=self.level,
@@ -97,12 +104,17 @@ class _Sample:
             kept_peak_bytes=self.kept_peak,
             checkpoint_peak_bytes=self.checkpoint_peak,
             backward_peak_bytes=self.backward_peak,
-            forward_seconds=device.seconds_between(self.stamps[1], self.stamps[2]),
+            forward_seconds=seconds["forward", key],
             saved_storages=self.saved_storages,
             output_storages=self.output_storages,
             checkpointed=self.checkpointed,
             inside_checkpoint=self.inside_checkpoint,
             around_checkpoint=self.around_checkpoint,
+            recompute_seconds=seconds["recompute", key],
+            backward_seconds=seconds["backward", key],
+            forward_flops=ledger.flops_of(("forward", key)),
+            recompute_flops=ledger.flops_of(("recompute", key)),
+            backward_flops=ledger.flops_of(("backward", key)),
         )
 
 
@@ -115,13 +127,15 @@ class Collector:
         gave_up: Whether nothing can be measured: what plain passes computed stays in memory.
     """
 
-    def __init__(self, device: Device, largest_gradient: int = 0) -> None:
+    def __init__(self, device: Device, largest_gradient: int = 0, *, count: bool = False) -> None:
         """Start with the next forward pass.
 
         Args:
             device: What measures.
             largest_gradient: Bytes of the model's largest gradient.
+            count: Whether FLOPs are counted, too, while :meth:`counting` says so.
         """
+        self._ledger = Ledger(device, count)
         self.finished = False
         self.gave_up = False
         self._largest_gradient = largest_gradient
@@ -140,6 +154,18 @@ class Collector:
     def close(self) -> None:
         """Ignore whatever still arrives: another step has begun."""
         self._closed = True
+
+    def start(self) -> None:
+        """Note that the forward pass begins."""
+        self._ledger.begin(OUTSIDE)
+
+    def counting(self) -> AbstractContextManager[Any]:
+        """Return the context for the whole pass in which FLOPs are counted, if they are to be."""
+        return self._ledger.counting()
+
+    def rerunning(self, key: Key) -> AbstractContextManager[None]:
+        """Return the context of a block's second run, in backward."""
+        return self._ledger.within(("recompute", key))
 
     def run(
         self,
@@ -160,8 +186,8 @@ class Collector:
         """
         if self.gave_up:
             return wrapper.inner(*args, **kwargs) if rerun is None else rerun()
-        device = self._device
-        start = device.now()
+        device, ledger = self._device, self._ledger
+        start = ledger.measure()
         begin = device.mark()
         self._close_gap(begin)
         sample = self._samples[key] = self._last = _Sample(begin.allocated - self._base)
@@ -174,7 +200,7 @@ class Collector:
         # Hugging Face's flag, switched on after the model was attached.
         sample.checkpointed = getattr(wrapper.module, "gradient_checkpointing", False) is True
         low = device.mark().allocated
-        before = device.now()
+        ledger.begin(("forward", key))
         saved: Saved = {}
         captured = Captured()
         own = args, kwargs
@@ -192,7 +218,8 @@ class Collector:
                 wrapper.checkpoints = bool(found)
             else:
                 result = wrapper.inner(*args, **kwargs)
-        after = device.now()
+        sample.began = sample.measured = start
+        ledger.measure()
         sample.around_checkpoint = wrapper.checkpoints
         high = device.mark()
         outputs = new_storages((result, captured.added()), inputs)
@@ -213,7 +240,7 @@ class Collector:
             put_back(snapshot)
             snapshot.clear()
             before_plain, low = low, device.mark().allocated
-            sample.stamps = (start, before, after, device.now())
+            sample.measured = ledger.measure()
             result = rerun()
             again = device.mark()
             sample.passing = also_saved((result, captured.added()), inputs, outputs, saved)
@@ -223,9 +250,8 @@ class Collector:
             casts = cast_sizes(wrapper.module, device.torch_device.type)
             left = sum(size for size in alive(saved, others) if size not in casts)
             self._check_left(wrapper.name, sample.activation, min(left, low - before_plain))
-        else:
-            sample.stamps = (start, before, after, start)
         self._watch_gradients(key, result, inputs)
+        ledger.begin(OUTSIDE)
         return result
 
     def _check_left(self, name: str, activation: int, left: int) -> None:
@@ -254,16 +280,22 @@ class Collector:
 
     def collected(self, number: Callable[[Key], int]) -> Collected:
         """Return what was measured, blocks numbered by ``number``; may wait for the device."""
-        device = self._device
-        blocks = [sample.finish(number(key), device) for key, sample in self._samples.items()]
+        device, ledger = self._device, self._ledger
+        seconds = ledger.seconds()
+        blocks = [
+            sample.finish(key, number(key), ledger, seconds)
+            for key, sample in self._samples.items()
+        ]
         return Collected(
             blocks=tuple(sorted(blocks, key=lambda sample: sample.block)),
             head_peak_bytes=self._head_peak,
             tail_peak_bytes=self._tail_peak,
             first_peak_bytes=self._first_peak,
             collector_seconds=sum(
-                device.seconds_between(s.stamps[0], s.stamps[3]) for s in self._samples.values()
+                device.seconds_between(s.began, s.measured) for s in self._samples.values()
             ),
+            outside_seconds=seconds[OUTSIDE],
+            outside_flops=ledger.flops_of(OUTSIDE),
         )
 
     def _close_gap(self, mark: Mark) -> None:
@@ -301,6 +333,7 @@ class Collector:
         self._segment_start = mark.allocated
         self._arrived_at.add(key)
         self._open = key
+        self._ledger.begin(("backward", key))
 
     def _left(self, key: Key, gradient: torch.Tensor) -> None:
         """A gradient arrived at the first block's input: its backward is over."""
@@ -308,6 +341,7 @@ class Collector:
             return
         self._close_segment(self._device.mark())
         self._open = None
+        self._ledger.begin(OUTSIDE)
 
     def _close_segment(self, mark: Mark) -> None:
         peak = _peak(mark)
@@ -342,6 +376,7 @@ class Collector:
         mark = self._device.mark()
         self._close_segment(mark)
         self._tail_peak = max(self._tail_peak, mark.allocated - self._base)
+        self._ledger.measure()
         self.finished = True
 
 

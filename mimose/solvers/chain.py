@@ -38,7 +38,8 @@ class Chain:
             ``forward``.
         held: Extra bytes in memory while the backward of stage ``i`` is the next to come
             (gradients of parameters grown so far). Empty for none.
-        cuts: Numbers ``c`` such that no forgotten sub-chain may hold both stage ``c - 1`` and ``c``.
+        cuts: Numbers ``c`` such that no forgotten sub-chain may hold both stage ``c - 1`` and
+            stage ``c``.
         keep_only: Stages that must not run twice.
     """
 

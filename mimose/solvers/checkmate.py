@@ -100,7 +100,7 @@ def solve(
             f"a solve takes a time limit above 0 and a gap and a budget of at least 0, "
             f"not {time_limit}, {gap} and {budget}"
         )
-    model = Formulation(graph, budget, tight=True, forward_again=forward_again)
+    model = Formulation(graph, budget, forward_again=forward_again)
     first = None
     if start is not None and _fits(graph, budget, start):
         first = model.values(*start)
@@ -134,13 +134,55 @@ def lower_bound(graph: Graph, budget: int, *, time_limit: float = 60.0) -> float
     Raises:
         TimeoutError: If the time limit passes first.
     """
-    model = Formulation(graph, budget, tight=False)
+    found = relax(graph, budget, tight=False, time_limit=time_limit)
+    return None if found is None else found.cost
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """An optimum with fractions allowed.
+
+    Attributes:
+        cost: Its cost: no schedule costs less.
+        kept: How much of each node's result each stage holds from the stage before, 0 to 1.
+        seconds: Time taken.
+    """
+
+    cost: float
+    kept: tuple[tuple[float, ...], ...]
+    seconds: float
+
+
+def relax(
+    graph: Graph,
+    budget: float,
+    *,
+    tight: bool = True,
+    forward_again: bool = True,
+    time_limit: float = 60.0,
+) -> Relaxed | None:
+    """Solve the problem with fractions allowed; return None if even that has no solution.
+
+    Args:
+        graph: What to compute.
+        budget: Most bytes that may be held at any moment.
+        tight: Whether to solve the tight form rather than the paper's.
+        forward_again: As for :func:`solve`; the paper's form has no such restriction.
+        time_limit: Seconds.
+
+    Raises:
+        TimeoutError: If the time limit passes first.
+    """
+    model = Formulation(graph, budget, tight=tight, exact=False, forward_again=forward_again)
     answer = highs.solve(model.problem, relaxed=True, time_limit=time_limit)
     if answer.outcome == "infeasible":
         return None
+    if answer.outcome == "interrupted":
+        raise KeyboardInterrupt
     if answer.outcome != "optimal":
         raise TimeoutError(f"the linear problem took more than {time_limit:g} s")
-    return answer.objective * model.scale
+    kept = tuple(tuple(float(answer.values[c]) if c >= 0 else 0.0 for c in r) for r in model.kept)
+    return Relaxed(answer.objective * model.scale, kept, answer.seconds)
 
 
 class Formulation:
@@ -154,13 +196,19 @@ class Formulation:
     """
 
     def __init__(
-        self, graph: Graph, budget: int, *, tight: bool, forward_again: bool = True
+        self,
+        graph: Graph,
+        budget: float,
+        *,
+        tight: bool = True,
+        exact: bool = True,
+        forward_again: bool = True,
     ) -> None:
         self.graph = graph
         self.problem = highs.Problem()
         self.scale = max(graph.cost) or 1.0
         self._tight = tight
-        self._unit, self._limit = _units(graph, budget, slack=tight)
+        self._unit, self._limit = _units(graph, budget, exact)
         count, stages = len(graph), graph.num_stages
         useful = graph.useful() if tight else [[True] * count] * stages
         frozen = 0 if forward_again else graph.forward_stages
@@ -175,9 +223,7 @@ class Formulation:
                 again = own or (t >= frozen and i not in graph.once and i not in graph.pinned)
                 cost = graph.cost[i] / self.scale
                 if again:
-                    self.computed[t][i] = self.problem.column(
-                        cost, lower=float(must), integer=True
-                    )
+                    self.computed[t][i] = self.problem.column(cost, lower=float(must), integer=True)
                 if not own:
                     stays = i in graph.pinned and i not in graph.optional
                     self.kept[t][i] = self.problem.column(lower=float(stays), integer=True)
@@ -310,16 +356,19 @@ class Formulation:
             self.problem.row(terms, upper=0.0)
 
 
-def _units(graph: Graph, budget: int, *, slack: bool) -> tuple[float, float]:
+def _units(graph: Graph, budget: float, exact: bool) -> tuple[float, float]:
     """Return the bytes of a unit of memory and the budget in units.
 
-    Where a common divisor makes all figures small whole numbers, rounding cannot matter and half a
-    unit of slack keeps the solver's tolerance away from the budget. Elsewhere the budget is 1.
+    Where a common divisor makes all figures small whole numbers, half a unit of slack (which whole
+    tables cannot use, only fractions) keeps the solver's tolerance away from the budget. Elsewhere
+    the unit is the budget.
     """
-    divisor = gcd(*graph.memory, *(b for row in graph.overhead for b in row))
-    if divisor and budget // divisor <= _EXACT:
-        return float(divisor), budget // divisor + (0.5 if slack else 0.0)
-    return float(budget), 1.0 - _MARGIN
+    divisor = gcd(*graph.memory, *(b for row in graph.overhead for b in row)) or 1
+    if exact and budget // divisor <= _EXACT:
+        return float(divisor), budget // divisor + 0.5
+    if exact:
+        return float(budget), 1.0 - _MARGIN
+    return float(max(1.0, budget)), min(1.0, budget)
 
 
 def _fits(graph: Graph, budget: int, start: tuple[Table, Table]) -> bool:

@@ -105,8 +105,7 @@ def solve(
         progress: Called about twice a second.
     """
     began = time.perf_counter()
-    solver: Any = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
+    solver: Any = _Quiet()  # type: ignore[no-untyped-call]
     solver.setOptionValue("parallel", "off")
     solver.setOptionValue("time_limit", float(time_limit))
     solver.setOptionValue("mip_rel_gap", float(gap))
@@ -134,6 +133,15 @@ def solve(
     if outcome == "infeasible":
         bound = float("inf")
     return Answer(outcome, values, objective, bound, time.perf_counter() - began)
+
+
+class _Quiet(highspy.Highs):
+    """A solver that prints nothing."""
+
+    def enableCallbacks(self) -> None:  # noqa: N802 - highspy's name
+        # Setting callbacks up, which the constructor does, prints a banner unless output is off.
+        self.setOptionValue("output_flag", False)
+        super().enableCallbacks()  # type: ignore[no-untyped-call]
 
 
 def _model(problem: Problem, relaxed: bool) -> Any:

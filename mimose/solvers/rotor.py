@@ -94,7 +94,8 @@ class Table:
     def _units(self, memory: int) -> int:
         if memory > self.bound:
             raise ValueError(f"the table goes up to {self.bound} bytes, not {memory}")
-        return min(memory // self.unit - self._sizes.x[0], self._best[0].shape[1] - 1)
+        most = int(self._best[0].shape[1]) - 1
+        return min(memory // self.unit - self._sizes.x[0], most)
 
     def _regions(self, first: int, last: int, units: int) -> tuple[Region, ...]:
         """Return the regions of the fastest schedule of stages ``first..last``."""

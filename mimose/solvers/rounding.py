@@ -1,0 +1,203 @@
+"""Checkmate's two-phase rounding: a schedule from the linear relaxation.
+
+Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys
+2020, section 5: solve the problem with fractions allowed and a budget somewhat smaller than the
+real one, round what is held from stage to stage (S) at a threshold, and compute whatever that then
+lacks (R). The result computes the right things, but nothing keeps it within the budget. So it is
+simulated, several thresholds are tried, and only a schedule that fits is ever returned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from typing import Literal
+
+from mimose.solvers import checkmate
+from mimose.solvers.graph import Graph, Usage, simulate
+
+THRESHOLDS = tuple(i / 10 for i in range(1, 10))
+ALLOWANCES = (0.2, 0.1, 0.0)
+"""Shares of the budget held back from the relaxation; the paper's is 0.1."""
+
+Form = Literal["tight", "paper"]
+FORMS: tuple[Form, ...] = ("tight", "paper")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """The cheapest rounded schedule that fits, or why there is none.
+
+    Attributes:
+        computed: The nodes that each stage computes, or None without a schedule.
+        kept: The nodes whose results each stage holds from the stage before, or None.
+        usage: What the schedule costs and holds; None without.
+        bound: No schedule within the budget costs less; infinite if there is none.
+        tried: Number of different schedules that were simulated.
+        fitting: How many of them fit.
+        least_peak: The least that any of them holds, or None.
+        threshold: The threshold that gave the schedule.
+        allowance: The share of the budget that its relaxation held back.
+        seconds: Time taken.
+    """
+
+    computed: tuple[tuple[bool, ...], ...] | None
+    kept: tuple[tuple[bool, ...], ...] | None
+    usage: Usage | None
+    bound: float
+    tried: int
+    fitting: int
+    least_peak: int | None
+    threshold: float
+    allowance: float
+    seconds: float
+
+    @property
+    def cost(self) -> float:
+        """Cost of the schedule, infinite without one."""
+        return inf if self.usage is None else self.usage.cost
+
+
+def solve(
+    graph: Graph,
+    budget: int,
+    *,
+    thresholds: Sequence[float] = THRESHOLDS,
+    allowances: Sequence[float] = ALLOWANCES,
+    forms: Sequence[Form] = FORMS,
+    forward_again: bool = True,
+    time_limit: float = 60.0,
+) -> Rounded:
+    """Return the cheapest rounded schedule of ``graph`` that fits into ``budget`` bytes.
+
+    Args:
+        graph: What to compute.
+        budget: Most bytes that may be held at any moment.
+        thresholds: What is held for more than such a share counts as held.
+        allowances: Shares of the budget to hold back from the relaxation.
+        tight: Whether to relax the tight form of the problem rather than the paper's.
+        forward_again: Whether stages of forward nodes may compute earlier nodes again.
+        time_limit: Seconds for each relaxation.
+
+    Raises:
+        TimeoutError: If no relaxation was solved in time.
+    """
+    began = time.perf_counter()
+    bound = graph.least_cost
+    found: tuple[float, float, float, Usage, _Tables] | None = None
+    seen: dict[_Tables, Usage] = {}
+    late: TimeoutError | None = None
+    solved = 0
+    for form, allowance in product(forms, allowances):
+        try:
+            relaxed = checkmate.relax(
+                graph,
+                (1.0 - allowance) * budget,
+                tight=form == "tight",
+                forward_again=forward_again,
+                time_limit=time_limit,
+            )
+        except TimeoutError as error:
+            late = error
+            continue
+        solved += 1
+        if not allowance:
+            bound = max(bound, inf if relaxed is None else relaxed.cost)
+        if relaxed is None:
+            continue
+        for threshold in thresholds:
+            tables = complete(graph, relaxed.kept, threshold, forward_again=forward_again)
+            if tables in seen:
+                continue
+            usage = seen[tables] = simulate(graph, *tables)
+            if usage.peak <= budget and (found is None or usage.cost < found[0]):
+                found = (usage.cost, threshold, allowance, usage, tables)
+    if late is not None and not solved:
+        raise late
+    seconds = time.perf_counter() - began
+    fitting = sum(u.peak <= budget for u in seen.values())
+    least = min((u.peak for u in seen.values()), default=None)
+    if found is None:
+        return Rounded(None, None, None, bound, len(seen), 0, least, 0.0, 0.0, seconds)
+    _, threshold, allowance, usage, (computed, kept) = found
+    return Rounded(
+        computed, kept, usage, bound, len(seen), fitting, least, threshold, allowance, seconds
+    )
+
+
+_Tables = tuple[tuple[tuple[bool, ...], ...], tuple[tuple[bool, ...], ...]]
+
+
+def complete(
+    graph: Graph,
+    kept: Sequence[Sequence[float]],
+    threshold: float,
+    *,
+    forward_again: bool = True,
+) -> _Tables:
+    """Round what is held, and compute the least that makes a schedule of it.
+
+    From the last stage back: a node that a stage holds and the stage before does not hold is
+    computed there; then, last node first, inputs that are neither held nor computed are computed.
+    Where a stage may not compute a node, it is held from the stage before instead. What is held
+    and never read is not held after all.
+
+    Args:
+        graph: What to compute.
+        kept: How much of each node's result each stage holds from the stage before, 0 to 1.
+        threshold: More than this counts as all of it.
+        forward_again: Whether stages of forward nodes may compute earlier nodes again.
+
+    Returns:
+        The nodes that each stage computes, and those that it holds from the stage before.
+    """
+    count, stages = len(graph), graph.num_stages
+    frozen = 0 if forward_again else graph.forward_stages
+    useful = graph.useful()
+    inputs, users = graph.inputs(), graph.users()
+    needed: list[list[int]] = [[] for _ in range(count)]
+    for a, o in graph.needs:
+        needed[o].append(a)
+    held = [
+        [
+            stage < t and useful[t][i] and (kept[t][i] > threshold or i in graph.pinned)
+            for i, stage in enumerate(graph.stage)
+        ]
+        for t in range(stages)
+    ]
+    computed = [
+        [stage == t and i not in graph.optional for i, stage in enumerate(graph.stage)]
+        for t in range(stages)
+    ]
+    for t in reversed(range(stages)):
+        row, before = computed[t], held[t]
+        if t + 1 < stages:
+            for i in range(count):
+                if held[t + 1][i] and not before[i] and not row[i]:
+                    _get(graph, t, i, row, before, frozen)
+        for k in reversed(range(count)):
+            if not row[k]:
+                continue
+            for i in inputs[k]:
+                if not row[i] and not before[i]:
+                    _get(graph, t, i, row, before, frozen)
+            for a in needed[k]:
+                row[a] = True
+        for i in range(count):
+            read = any(row[k] for k in users[i])
+            stays = t + 1 < stages and held[t + 1][i]
+            before[i] = before[i] and (read or stays or i in graph.pinned) and not row[i]
+    return tuple(map(tuple, computed)), tuple(map(tuple, held))
+
+
+def _get(graph: Graph, t: int, i: int, row: list[bool], before: list[bool], frozen: int) -> None:
+    """Have stage ``t`` compute node ``i``, or hold it if it may not."""
+    own = graph.stage[i] == t
+    again = t >= frozen and i not in graph.once and i not in graph.pinned
+    if own or again:
+        row[i] = True
+    else:
+        before[i] = True
