@@ -27,8 +27,8 @@ from mimose.devices.tensors import storage_bytes
 from mimose.plan import Plan
 from mimose.planners import make_planner
 from mimose.planners.base import Planner
-from mimose.planners.static import OptimizerCosts, Progress, Solution, Static
-from mimose.records import NO_WORK, Decision, ModelInfo, Situation, Size, StepRecord
+from mimose.planners.static import Progress, Solution, Static
+from mimose.records import NO_WORK, Decision, Measured, ModelInfo, Situation, Size, StepRecord
 from mimose.runtime.blocks import find_blocks
 from mimose.runtime.executor import Executor
 from mimose.runtime.optimizers import optimizer_costs
@@ -356,13 +356,45 @@ class Handle:
         planner = self.planner
         if not isinstance(planner, Static):
             return None
+        measured = self.measure(
+            function,
+            size,
+            plan=planner.profiling_plan(),
+            optimizer=optimizer,
+            keeps_gradients=keeps_gradients,
+        )
+        return planner.take_profile(measured, progress)
+
+    def measure(
+        self,
+        function: Callable[[], Any],
+        size: Size,
+        *,
+        plan: Plan,
+        optimizer: torch.optim.Optimizer | None = None,
+        keeps_gradients: bool = False,
+    ) -> Measured:
+        """Run the passes of :meth:`profile` and return what they show, for any planner.
+
+        Args:
+            function: As for :meth:`profile`, as are the others.
+            size: The batch's size.
+            plan: What the passes carry out: :meth:`mimose.planners.static.Static.profiling_plan`.
+            optimizer: What will train the model.
+            keeps_gradients: Whether the loop leaves gradients allocated between steps.
+
+        Raises:
+            ValueError: If there are gradients already.
+            torch.OutOfMemoryError: If a pass does not fit.
+        """
         if self._step is not None:
             self.end()
         device = self.device
-        records = []
         # The first pass counts FLOPs, which takes time, and warms up what has to be.
-        for number in range(1 + _TIMED_PASSES[device.kind]):
-            records.append(self._profiled_pass(planner, function, size, keeps_gradients, number))
+        records = [
+            self._profiled_pass(plan, function, size, keeps_gradients, count=number == 0)
+            for number in range(1 + _TIMED_PASSES[device.kind])
+        ]
         trainable = [p for p in self._parameters if p.requires_grad]
         gradients = sum(p.numel() * p.element_size() for p in trainable)
         state, temporary = optimizer_costs(optimizer, device, gradients)
@@ -375,15 +407,16 @@ class Handle:
             optimizer_ready=True,
             reserved_bytes=device.reserved_bytes(),
         )
-        return planner.take_profile(records, steady, OptimizerCosts(state, temporary), progress)
+        return Measured(tuple(records), steady, state, temporary)
 
     def _profiled_pass(
         self,
-        planner: Static,
+        plan: Plan,
         function: Callable[[], Any],
         size: Size,
         keeps_gradients: bool,
-        number: int,
+        *,
+        count: bool,
     ) -> StepRecord:
         device = self.device
         self._undo.save()
@@ -392,7 +425,6 @@ class Handle:
                 "there are gradients, which profiling would mix with its own: call "
                 "handle.profile() before training, or optimizer.zero_grad() first"
             )
-        plan = planner.profiling_plan()
         try:
             if keeps_gradients:
                 for parameter in self._parameters:
@@ -409,7 +441,7 @@ class Handle:
                 estimator_seconds=0.0,
                 scheduler_seconds=0.0,
             )
-            self._executor.begin(plan, collect=True, count=number == 0)
+            self._executor.begin(plan, collect=True, count=count)
             with self._executor.counting():
                 function()
             step, self._step = self._step, None

@@ -255,3 +255,22 @@ class StepRecord:
     estimator_seconds: float = 0.0
     scheduler_seconds: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What profiled passes at one size showed, for planners that plan once.
+
+    Attributes:
+        records: At least one pass, with what the collector saw. The first one counts FLOPs; where
+            there are several its times are warm-up.
+        steady: The state at the start of a step once training is under way: optimizer state is
+            there, and so are gradients, if the loop keeps them.
+        optimizer_state_bytes: State that the optimizer makes in its first step.
+        optimizer_temporary_bytes: What a step of it needs besides.
+    """
+
+    records: tuple[StepRecord, ...]
+    steady: Situation
+    optimizer_state_bytes: int
+    optimizer_temporary_bytes: int

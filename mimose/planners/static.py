@@ -19,7 +19,15 @@ from mimose.planners.bound import Bound, recomputable
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.storages import Packing
 from mimose.planners.options import byte_count
-from mimose.records import Collected, Decision, ModelInfo, Situation, Size, StepRecord
+from mimose.records import (
+    Collected,
+    Decision,
+    Measured,
+    ModelInfo,
+    Situation,
+    Size,
+    StepRecord,
+)
 from mimose.schedule import AnyPlan, plan_from_json
 from mimose.units import format_bytes
 
@@ -28,19 +36,6 @@ Progress = Callable[[str], None]
 
 _MARGIN_SHARE = 0.05
 _SEGMENT_BYTES = 20 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerCosts:
-    """What an optimizer's step takes.
-
-    Attributes:
-        state_bytes: State that it makes in its first step.
-        temporary_bytes: What a step needs besides.
-    """
-
-    state_bytes: int
-    temporary_bytes: int
 
 
 class StepCosts:
@@ -288,27 +283,18 @@ class Static(Bound):
         """Return what the profiled passes carry out: every block recomputed on its own."""
         return Plan.recompute_each(self.info.num_blocks)
 
-    def take_profile(
-        self,
-        records: Sequence[StepRecord],
-        steady: Situation,
-        optimizer: OptimizerCosts,
-        progress: Progress | None = None,
-    ) -> Solution:
+    def take_profile(self, measured: Measured, progress: Progress | None = None) -> Solution:
         """Make the plan from profiled passes.
 
         Args:
-            records: At least one pass, all of one size, with what the collector saw. Times of the
-                first of several are warm-up and not used.
-            steady: The state at the start of a step once training is under way.
-            optimizer: What the optimizer's step takes.
+            measured: What they showed.
             progress: Is told how far a long solve has come.
 
         Raises:
             Infeasible: If no plan fits.
             ValueError: If nothing could be measured.
         """
-        info = self.info
+        info, records, steady = self.info, measured.records, measured.steady
         known = Knowledge(info.block_names)
         for record in records:
             known.learn(record, info)
@@ -322,8 +308,8 @@ class Static(Bound):
         estimator = known.estimator(records[-1].situation.grads_resident, info)
         profile = replace(
             _with_times(estimator.predict(size), [r.collected for r in records if r.collected]),
-            optimizer_peak=optimizer.temporary_bytes,
-            optimizer_state=optimizer.state_bytes,
+            optimizer_peak=measured.optimizer_temporary_bytes,
+            optimizer_state=measured.optimizer_state_bytes,
         )
         self.costs = StepCosts(
             size, profile, info, steady, self.margin_bytes or 0, estimator.packing(size)

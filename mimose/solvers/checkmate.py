@@ -212,6 +212,7 @@ class Formulation:
         count, stages = len(graph), graph.num_stages
         useful = graph.useful() if tight else [[True] * count] * stages
         frozen = 0 if forward_again else graph.forward_stages
+        users, until = graph.users(), graph.kept_until()
         self.computed = [[-1] * count for _ in range(stages)]
         self.kept = [[-1] * count for _ in range(stages)]
         for t in range(stages):
@@ -224,9 +225,16 @@ class Formulation:
                 cost = graph.cost[i] / self.scale
                 if again:
                     self.computed[t][i] = self.problem.column(cost, lower=float(must), integer=True)
-                if not own:
+                if not own and (users[i] or not tight):
                     stays = i in graph.pinned and i not in graph.optional
-                    self.kept[t][i] = self.problem.column(lower=float(stays), integer=True)
+                    # What may not be computed again while forward goes on, and is not read there
+                    # any more, is either held until backward or not at all.
+                    shared = tight and until[i] + 1 < t <= frozen and t > stage + 1
+                    self.kept[t][i] = (
+                        self.kept[t - 1][i]
+                        if shared
+                        else self.problem.column(lower=float(stays), integer=True)
+                    )
         # For each stage the nodes that it may compute with their columns of U, and of FREE by edge.
         self._held: list[list[tuple[int, int]]] = []
         self._free: list[dict[tuple[int, int], int]] = []
@@ -272,13 +280,15 @@ class Formulation:
                 terms = [(computed[k], 1.0)]
                 terms += [(c, -1.0) for c in (computed[i], kept[i]) if c >= 0]
                 problem.row(terms, upper=0.0)
-        for a, o in graph.needs:
+        for a, o in graph.parts:
             if computed[o] >= 0:
                 terms = [(computed[o], 1.0)]
                 terms += [(computed[a], -1.0)] if computed[a] >= 0 else []
                 problem.row(terms, upper=0.0)
+            if kept[o] >= 0 and computed[a] >= 0 and o not in graph.pinned:
+                problem.row([(kept[o], 1.0), (computed[a], 1.0)], upper=1.0)
         for i, column in enumerate(kept):
-            if column < 0:
+            if column < 0 or column == self.kept[t - 1][i]:
                 continue
             before = [self.computed[t - 1][i], self.kept[t - 1][i]]
             terms = [(column, 1.0), *((c, -1.0) for c in before if c >= 0)]

@@ -31,11 +31,12 @@ class Graph:
         edges: Pairs ``(i, k)``: node ``k`` reads the result of node ``i``.
         stage: The stage of each node, never falling; by default every node has its own.
         overhead: Bytes alive besides held results while a node is computed, a row a stage and a
-            column a node; none by default. What a stage needs throughout belongs to all its nodes.
+            column a node; none by default. What a stage parts throughout belongs to all its nodes.
         optional: Nodes that need not be computed in their own stage.
         once: Nodes that are computed in their own stage or never.
         pinned: Nodes held, once computed, for as long as anything may still need them.
-        needs: Pairs ``(a, o)``: a stage computes ``o`` only if it computes ``a``.
+        parts: Pairs ``(a, o)``: ``o`` is a part of what computing ``a`` gives. A stage computes it
+            only together with ``a``, and computing ``a`` anew replaces it, unless it is pinned.
         backward: Nodes of the backward pass.
         names: A readable name for each node, for printing.
     """
@@ -48,7 +49,7 @@ class Graph:
     optional: frozenset[int] = frozenset()
     once: frozenset[int] = frozenset()
     pinned: frozenset[int] = frozenset()
-    needs: tuple[tuple[int, int], ...] = ()
+    parts: tuple[tuple[int, int], ...] = ()
     backward: frozenset[int] = frozenset()
     names: tuple[str, ...] = ()
 
@@ -61,7 +62,7 @@ class Graph:
             )
         if min(self.cost) < 0 or min(self.memory) < 0:
             raise ValueError("costs and bytes of a graph's nodes are at least 0")
-        if not all(0 <= i < k < count for i, k in (*self.edges, *self.needs)):
+        if not all(0 <= i < k < count for i, k in (*self.edges, *self.parts)):
             raise ValueError("an edge goes from an earlier node of the graph to a later one")
         if not self.stage:
             object.__setattr__(self, "stage", tuple(range(count)))
@@ -114,7 +115,7 @@ class Graph:
         as long as a node that matters reads it.
         """
         followers = self.users()
-        for a, o in self.needs:
+        for a, o in self.parts:
             followers[a].append(o)
         table = []
         for t in range(self.num_stages):
@@ -123,6 +124,14 @@ class Graph:
                 row[i] = row[i] or any(row[k] for k in followers[i])
             table.append(row)
         return table
+
+    def kept_until(self) -> list[int]:
+        """Return for each node the last forward stage that reads it; -1 for none."""
+        last = [-1] * len(self)
+        for i, k in self.edges:
+            if self.stage[k] < self.forward_stages:
+                last[i] = max(last[i], self.stage[k])
+        return last
 
     def spare(self, t: int, i: int) -> int:
         """Return the overhead of node ``i`` in stage ``t``."""
@@ -214,9 +223,11 @@ def faults(graph: Graph, computed: Table, kept: Table) -> list[str]:
         for i, k in graph.edges:
             if computed[t][k] and not (computed[t][i] or kept[t][i]):
                 found.append(f"stage {t} computes node {k} without its input {i}")
-        for a, o in graph.needs:
+        for a, o in graph.parts:
             if computed[t][o] and not computed[t][a]:
                 found.append(f"stage {t} computes node {o} without node {a}")
+            if computed[t][a] and kept[t][o] and o not in graph.pinned:
+                found.append(f"stage {t} computes node {a} and keeps an older node {o}")
     return found
 
 

@@ -158,9 +158,17 @@ def complete(
     frozen = 0 if forward_again else graph.forward_stages
     useful = graph.useful()
     inputs, users = graph.inputs(), graph.users()
-    needed: list[list[int]] = [[] for _ in range(count)]
-    for a, o in graph.needs:
-        needed[o].append(a)
+    whole: list[list[int]] = [[] for _ in range(count)]
+    for a, o in graph.parts:
+        whole[o].append(a)
+    may = [
+        [
+            stage == t or (stage < t and t >= frozen and i not in graph.once | graph.pinned)
+            for i, stage in enumerate(graph.stage)
+        ]
+        for t in range(stages)
+    ]
+    may = [[all(row[a] for a in (i, *whole[i])) for i in range(count)] for row in may]
     held = [
         [
             stage < t and useful[t][i] and (kept[t][i] > threshold or i in graph.pinned)
@@ -174,30 +182,21 @@ def complete(
     ]
     for t in reversed(range(stages)):
         row, before = computed[t], held[t]
-        if t + 1 < stages:
-            for i in range(count):
-                if held[t + 1][i] and not before[i] and not row[i]:
-                    _get(graph, t, i, row, before, frozen)
-        for k in reversed(range(count)):
-            if not row[k]:
-                continue
-            for i in inputs[k]:
-                if not row[i] and not before[i]:
-                    _get(graph, t, i, row, before, frozen)
-            for a in needed[k]:
-                row[a] = True
+        after = held[t + 1] if t + 1 < stages else [False] * count
+        wanted = {i for i in range(count) if after[i] and not before[i]}
+        while wanted:
+            for i in wanted:
+                (row if may[t][i] else before)[i] = True
+                if may[t][i]:
+                    for a in whole[i]:
+                        row[a] = True
+            for a, o in graph.parts:
+                if row[a] and before[o] and o not in graph.pinned:
+                    row[o], before[o] = True, False
+            wanted = {
+                i for k in range(count) if row[k] for i in inputs[k] if not row[i] and not before[i]
+            }
         for i in range(count):
             read = any(row[k] for k in users[i])
-            stays = t + 1 < stages and held[t + 1][i]
-            before[i] = before[i] and (read or stays or i in graph.pinned) and not row[i]
+            before[i] = before[i] and (read or after[i] or i in graph.pinned) and not row[i]
     return tuple(map(tuple, computed)), tuple(map(tuple, held))
-
-
-def _get(graph: Graph, t: int, i: int, row: list[bool], before: list[bool], frozen: int) -> None:
-    """Have stage ``t`` compute node ``i``, or hold it if it may not."""
-    own = graph.stage[i] == t
-    again = t >= frozen and i not in graph.once and i not in graph.pinned
-    if own or again:
-        row[i] = True
-    else:
-        before[i] = True
