@@ -122,7 +122,38 @@ Margin = Annotated[
     typer.Option(
         "--margin",
         metavar="BYTES",
-        help="For planner mimose: room left for fragmentation; learned from the run by default.",
+        help="Room left for fragmentation between what a plan needs and the budget: 5 % by default "
+        "for planners that plan once, learned from the run for planner mimose.",
+    ),
+]
+Every = Annotated[
+    int | None, typer.Option("--every", help="For planner full: blocks in each region (1).")
+]
+Segments = Annotated[
+    int | None,
+    typer.Option("--segments", help="For planner sqrt-n: segments; the square root's by default."),
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--time-limit", metavar="SECONDS", help="For planner checkmate: how long it may solve (60)."
+    ),
+]
+Gap = Annotated[
+    float | None,
+    typer.Option(
+        "--gap",
+        metavar="SHARE",
+        help="For planner checkmate: how much worse than the best a plan may be (0.01 is 1 %).",
+    ),
+]
+PlanSize = Annotated[
+    str | None,
+    typer.Option(
+        "--plan-size",
+        metavar="SIZE",
+        help="For planners that plan once: the size planned for, written as in plan --lengths; the "
+        "largest batch by default.",
     ),
 ]
 Variant = Annotated[
@@ -146,6 +177,21 @@ PlannerOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--planner-option", metavar="KEY=VALUE", help="Any other option of the planner; repeatable."
+    ),
+]
+FreshPlan = Annotated[
+    bool,
+    typer.Option(
+        "--fresh-plan",
+        help="Profile and solve anew, even if an earlier run in --out has solved the same.",
+    ),
+]
+Flops = Annotated[
+    str,
+    typer.Option(
+        "--flops",
+        help="Count FLOPs after the run, for its MFU and HFU: on, off or auto (on for cuda and "
+        "sim, off for cpu, whose peak is not known).",
     ),
 ]
 ZeroGrad = Annotated[
@@ -207,14 +253,16 @@ def list_(json: AsJson = False) -> None:
     """List tasks, planners and devices."""
     from mimose.devices import DEVICES
     from mimose.devices.sim.gpus import GPUS, load_gpu
-    from mimose.planners import PLANNERS
+    from mimose.planners import PLANNERS, planner_options
     from mimose_bench.experiments import tables
+    from mimose_bench.experiments.config import as_flag
     from mimose_bench.experiments.tasks import TASKS
 
     found = {
         "tasks": {name: _first_line(task) for name, task in TASKS.items()},
         "task_options": {name: task.choices for name, task in TASKS.items() if task.choices},
         "planners": {name: _first_line(planner) for name, planner in PLANNERS.items()},
+        "planner_options": {name: planner_options(name) or () for name in PLANNERS},
         "devices": list(DEVICES),
         "simulated": [_simulated(load_gpu(name)) for name in GPUS],
     }
@@ -227,6 +275,9 @@ def list_(json: AsJson = False) -> None:
             print(f"{name}: --task-option {option}={'|'.join(values)}")
     print()
     print(tables.table(("planner", "what it does"), found["planners"].items()))
+    for name, options in found["planner_options"].items():
+        if options:
+            print(f"{name}: {', '.join(map(as_flag, options))}")
     print()
     print("devices:", ", ".join(found["devices"]))
     print()
@@ -376,6 +427,11 @@ def plan(
     variant: Variant = None,
     sheltered: Sheltered = None,
     cache_step: CacheStep = None,
+    every: Every = None,
+    segments: Segments = None,
+    time_limit: TimeLimit = None,
+    gap: Gap = None,
+    plan_size: PlanSize = None,
     planner_option: PlannerOptions = None,
     zero_grad: ZeroGrad = "keep",
     foreach: Foreach = "auto",
@@ -464,6 +520,11 @@ def run(
     variant: Variant = None,
     sheltered: Sheltered = None,
     cache_step: CacheStep = None,
+    every: Every = None,
+    segments: Segments = None,
+    time_limit: TimeLimit = None,
+    gap: Gap = None,
+    plan_size: PlanSize = None,
     planner_option: PlannerOptions = None,
     zero_grad: ZeroGrad = "keep",
     foreach: Foreach = "auto",
@@ -480,6 +541,8 @@ def run(
     batch_size: BatchSize = None,
     task_option: TaskOptions = None,
     threads: Threads = None,
+    fresh_plan: FreshPlan = False,
+    flops: Flops = "auto",
     out: Out = RESULTS,
     quiet: Quiet = False,
     json: AsJson = False,

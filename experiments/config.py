@@ -53,11 +53,27 @@ class RunConfig:
     variant: str | None = None
     """Variant of the ``mimose`` planner: ``printed`` or ``authors``."""
     margin: int | None = None
-    """Bytes that the ``mimose`` planner leaves for fragmentation; None lets it learn them."""
+    """Bytes left for fragmentation; None is 5 % for planners that plan once, and lets ``mimose``
+    learn them."""
     sheltered: int | None = None
     """Sheltered iterations of the ``mimose`` planner."""
     cache_step: int | None = None
     """Step to which the ``mimose`` planner rounds sizes up."""
+    every: int | None = None
+    """Blocks in a region of the ``full`` planner."""
+    segments: int | None = None
+    """Segments of the ``sqrt-n`` planner."""
+    time_limit: float | None = None
+    """Seconds that a planner may solve for."""
+    gap: float | None = None
+    """Share by which a solution may be worse than the best one, where a planner stops then."""
+    plan_size: str | None = None
+    """Size that a planner that plans once plans for, as the task's sizes are written; None is the
+    largest batch."""
+    fresh_plan: bool = False
+    """Solve anew, even if an earlier run has solved the same."""
+    flops: str = "auto"
+    """Whether to count FLOPs after the loop: ``on``, ``off``, or ``auto``, which is off on cpu."""
     planner_options: dict[str, str] = field(default_factory=dict)
     """Further options of the planner, as text."""
     zero_grad: str = "keep"
@@ -97,11 +113,17 @@ class RunConfig:
             ("--threads", self.threads),
             ("--sheltered", self.sheltered),
             ("--cache-step", self.cache_step),
+            ("--every", self.every),
+            ("--segments", self.segments),
         ):
             if value is not None:
                 _positive(name, value)
         if self.lr is not None and not self.lr > 0:
             raise ValueError(f"--lr must be above 0, not {self.lr}")
+        if self.time_limit is not None and not 0 < self.time_limit < float("inf"):
+            raise ValueError(f"--time-limit must be above 0 seconds, not {self.time_limit}")
+        if self.gap is not None and not 0 <= self.gap < 1:
+            raise ValueError(f"--gap is a share from 0 to below 1, not {self.gap}")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"--seed must be from 0 to 2^63 - 1, not {self.seed}")
         if self.threads is not None and self.threads > _MOST_THREADS:
@@ -112,6 +134,7 @@ class RunConfig:
         _one_of("--zero-grad", self.zero_grad, ("keep", "free"))
         _one_of("--foreach", self.foreach, ("auto", "on", "off"))
         _one_of("--on-oom", self.on_oom, ("stop", "skip"))
+        _one_of("--flops", self.flops, ("auto", "on", "off"))
         if self.device.startswith("sim") and self.precision != "fp32":
             raise ValueError(
                 f"--precision {self.precision} is not simulated: PyTorch has no autocast for "
@@ -123,15 +146,48 @@ class RunConfig:
             raise ValueError("--planner fixed needs --plan, for example 'keep 0-9 | recompute 10'")
 
     def options(self) -> dict[str, Any]:
-        """Return the planner's keyword arguments; only those that were given."""
-        given: dict[str, Any] = {
-            "plan": self.plan,
-            "variant": self.variant,
-            "margin": self.margin,
-            "sheltered": self.sheltered,
-            "cache_step": self.cache_step,
-        }
-        return {k: v for k, v in given.items() if v is not None} | self.planner_options
+        """Return the planner's keyword arguments; only those that were given.
+
+        Raises:
+            ValueError: If there is no such planner or it does not take one of them.
+        """
+        from mimose.planners import planner_options  # Whoever only reads runs needs no planner.
+
+        values = {name: getattr(self, name) for name in _PLANNER_OPTIONS}
+        given = {name: value for name, value in values.items() if value is not None}
+        taken = planner_options(self.planner)
+        for name in given if taken is not None else ():
+            if name not in taken:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is no option of planner {self.planner}, which "
+                    + _takes(taken)
+                )
+        return given | self.planner_options
+
+
+_PLANNER_OPTIONS = (
+    "plan",
+    "variant",
+    "margin",
+    "sheltered",
+    "cache_step",
+    "every",
+    "segments",
+    "time_limit",
+    "gap",
+)
+"""Options of planners that the command line has by name; the rest are ``planner_options``."""
+
+
+def as_flag(option: str) -> str:
+    """Return how a planner's option is given on the command line."""
+    if option in _PLANNER_OPTIONS:
+        return f"--{option.replace('_', '-')}"
+    return f"--planner-option {option}=..."
+
+
+def _takes(names: tuple[str, ...]) -> str:
+    return f"takes {', '.join(map(as_flag, names))}" if names else "takes none"
 
 
 def _positive(name: str, value: int) -> None:

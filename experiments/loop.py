@@ -15,7 +15,8 @@ from mimose.devices.sim.device import SimDevice
 from mimose.devices.sim.steps import StepLog
 from mimose.handle import Handle
 from mimose.planners import make_planner
-from mimose.records import StepRecord
+from mimose.planners.static import Static
+from mimose.records import Measured, StepRecord
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.remembered import Replay, StepMemory, key_of
 from mimose_bench.experiments.tasks.base import Batch, Task
@@ -151,6 +152,23 @@ class Trainer:
         if key is None:
             return self._take(lambda: self._gradients(tensors))
         return self._take_or_replay(self._sim, self.memory, key, tensors), None
+
+    def measure(self, batch: Batch) -> Measured:
+        """Run a batch through the collector, for a planner that plans once; nothing is trained.
+
+        Raises:
+            torch.OutOfMemoryError: If it does not fit.
+        """
+        handle = self.handle
+        assert isinstance(handle.planner, Static)
+        tensors = handle.device.put(batch.tensors)
+        return handle.measure(
+            lambda: self._gradients(tensors),
+            batch.size,
+            plan=handle.planner.profiling_plan(),
+            optimizer=self.optimizer,
+            keeps_gradients=self.config.zero_grad == "keep",
+        )
 
     def _take(self, passes: Callable[[], float | None]) -> tuple[StepRecord | None, float | None]:
         handle, optimizer, scaler = self.handle, self.optimizer, self.scaler

@@ -262,7 +262,7 @@ class _Timeline:
             inner = _items(item.inner, item.first, item.last)
             # Recomputation stops at the input of its last item, whose own backward goes on from
             # there.
-            extra = _held_meanwhile(profile, grown, item.last)
+            extra = held_meanwhile(profile, grown, item.last)
             name = "recomputation of block {}"
             before = self.forward(inner[:-1], base, extra, name)
             self.backward(inner, [*before, 0])
@@ -325,11 +325,11 @@ class _ScheduleTimeline:
         if moment.first:
             return level, f"forward of block {block}"
         if moment.stage is not None:
-            level += _held_meanwhile(profile, self.grown, moment.stage)
+            level += held_meanwhile(profile, self.grown, moment.stage)
         return level, f"recomputation of block {block}"
 
 
-def _held_meanwhile(profile: Profile, grown: Sequence[int], last: int) -> int:
+def held_meanwhile(profile: Profile, grown: Sequence[int], last: int) -> int:
     """Return what is held beside the blocks while they are recomputed for block ``last``'s sake.
 
     The gradient at its output, and whatever the step holds outside the blocks: its own

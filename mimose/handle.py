@@ -448,7 +448,9 @@ class Handle:
             step.optimized = device.now()
             record = step.record(device, self._executor)
             record.phase = "profile"
-            device.end_step()
+            memory = device.end_step()
+            record.peak_allocated_bytes = memory.peak_allocated
+            record.peak_reserved_bytes = memory.peak_reserved
         finally:
             self._step = None
             self._undo.restore()

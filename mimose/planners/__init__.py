@@ -16,7 +16,7 @@ from mimose.planners.fixed import Fixed
 from mimose.planners.full import Full
 from mimose.planners.mimose import Mimose
 
-__all__ = ["PLANNERS", "Planner", "make_planner"]
+__all__ = ["PLANNERS", "Planner", "make_planner", "planner_options"]
 
 PLANNERS: dict[str, type[Planner]] = {
     "baseline": Baseline,
@@ -39,7 +39,7 @@ def make_planner(name: str, **options: Any) -> Planner:
     Raises:
         ValueError: If there is no such planner, or it does not take these options.
     """
-    chosen = _import(name) if ":" in name else _look_up(name)
+    chosen = _class_of(name)
     signature = inspect.signature(chosen)
     parameters = signature.parameters.values()
     unknown = options.keys() - signature.parameters.keys()
@@ -51,6 +51,22 @@ def make_planner(name: str, **options: Any) -> Planner:
     except TypeError as error:
         raise ValueError(f"planner {name!r}: {error}; {_takes(signature)}") from error
     return chosen(**options)
+
+
+def planner_options(name: str) -> tuple[str, ...] | None:
+    """Return the names of a planner's options; None if it takes any.
+
+    Raises:
+        ValueError: If there is no such planner.
+    """
+    parameters = inspect.signature(_class_of(name)).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return tuple(p.name for p in parameters)
+
+
+def _class_of(name: str) -> type[Planner]:
+    return _import(name) if ":" in name else _look_up(name)
 
 
 def _look_up(name: str) -> type[Planner]:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from mimose.costs import Infeasible, Profile, predict_peak, predict_seconds
+import numpy as np
+
+from mimose.costs import Infeasible, Profile, grown_gradients, predict_peak, predict_seconds
 from mimose.plan import Plan
 from mimose.planners.bound import Bound, recomputable
-from mimose.planners.mimose.knowledge import Knowledge
-from mimose.planners.mimose.storages import Packing
+from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, Sample, to_row
+from mimose.planners.mimose.storages import Packing, Storages
 from mimose.planners.options import byte_count
 from mimose.records import (
     Collected,
@@ -295,29 +297,59 @@ class Static(Bound):
             ValueError: If nothing could be measured.
         """
         info, records, steady = self.info, measured.records, measured.steady
-        known = Knowledge(info.block_names)
-        for record in records:
-            known.learn(record, info)
-        if not known.has_samples:
+        levels, packing = self._levels(records)
+        size = records[-1].size
+        profile = replace(
+            _with_times(levels, [r.collected for r in records if r.collected]),
+            optimizer_peak=measured.optimizer_temporary_bytes,
+            optimizer_state=measured.optimizer_state_bytes,
+        )
+        self.costs = StepCosts(size, profile, info, steady, self.margin_bytes or 0, packing)
+        started = time.perf_counter()
+        solution = self.solve(self.costs, progress)
+        self.solution = replace(solution, solve_seconds=time.perf_counter() - started)
+        return self.solution
+
+    def _levels(self, records: Sequence[StepRecord]) -> tuple[Profile, Packing | None]:
+        """Return the profile's bytes, and what is known of the tensors' sizes."""
+        info = self.info
+        count = info.num_blocks
+        rows = [
+            row
+            for r in records
+            if r.collected is not None and (row := to_row(r.collected, r.plan, count)) is not None
+        ]
+        if not rows:
             raise ValueError(
                 f"planner {self.name} has nothing to plan from: no block of the model could be "
                 "measured, since all of them run checkpointed already; switch the model's own "
                 "gradient checkpointing off"
             )
-        size = records[-1].size
-        estimator = known.estimator(records[-1].situation.grads_resident, info)
-        profile = replace(
-            _with_times(estimator.predict(size), [r.collected for r in records if r.collected]),
-            optimizer_peak=measured.optimizer_temporary_bytes,
-            optimizer_state=measured.optimizer_state_bytes,
+        found = np.max([row[0] for row in rows], axis=0)
+        if not records[-1].situation.grads_resident:
+            # A profile is one of resident gradients, and the peak model adds those that grow.
+            grown = grown_gradients(info, count)
+            found[-len(OUTSIDE) - count : -len(OUTSIDE)] -= grown[:-1]
+            found[-2:] -= grown[-1], grown[0]
+        outside = dict(zip(OUTSIDE, map(int, found[-len(OUTSIDE) :])))
+        by_block = found[: -len(OUTSIDE)].astype(np.int64).reshape(len(PER_BLOCK), count)
+        columns = {name: tuple(map(int, row)) for name, row in zip(PER_BLOCK, by_block)}
+        profile = Profile(
+            activation=columns["activation"],
+            output=columns["output"],
+            level=columns["level"],
+            kept_peak=columns["kept_peak"],
+            checkpoint_peak=columns["checkpoint_peak"],
+            backward_peak=columns["backward_peak"],
+            forward_seconds=(0.0,) * count,
+            first_peak=outside["first_peak"],
+            head_peak=outside["head_peak"],
+            tail_peak=outside["tail_peak"],
+            optimizer_peak=0,
         )
-        self.costs = StepCosts(
-            size, profile, info, steady, self.margin_bytes or 0, estimator.packing(size)
-        )
-        started = time.perf_counter()
-        solution = self.solve(self.costs, progress)
-        self.solution = replace(solution, solve_seconds=time.perf_counter() - started)
-        return self.solution
+        sample = Sample(records[-1].size, True, found, rows[-1][1], rows[-1][2])
+        one = np.ones((1, 1))
+        return profile, Storages([sample], one).predict(one[0])
 
     # -- the planner's interface
 
@@ -327,8 +359,11 @@ class Static(Bound):
         if solution is None:
             return Decision(self.unprofiled())
         peak = None
-        if self.costs is not None and size == solution.size:
-            peak = predict_peak(self.costs.profile, solution.plan, self.info, situation).bytes
+        if size == solution.size:
+            if self.costs is not None:
+                peak = predict_peak(self.costs.profile, solution.plan, self.info, situation).bytes
+            elif situation.optimizer_ready:  # The solution's peak is one of training under way.
+                peak = solution.predicted_peak_bytes
         return Decision(solution.plan, predicted_peak_bytes=peak)
 
     def observe(self, record: StepRecord) -> None:

@@ -27,7 +27,7 @@ _EXACT = 10_000
 """Up to so many units of memory in the budget, bytes are exact to the solver."""
 
 _MARGIN = 1e-5
-"""Beyond, this share of the budget is left unused: the solver's own tolerance comes off it."""
+"""Beyond, where the solver's tolerance once took it over the budget, so much is left unused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,25 @@ def solve(
             f"a solve takes a time limit above 0 and a gap and a budget of at least 0, "
             f"not {time_limit}, {gap} and {budget}"
         )
-    model = Formulation(graph, budget, forward_again=forward_again)
+    result = _solve(graph, budget, 0.0, time_limit, gap, forward_again, start, progress)
+    if result.usage is None or result.usage.peak <= budget:
+        return result
+    # Within the solver's tolerance, which the budget does not have.
+    left = max(time_limit - result.seconds, 1.0)
+    return _solve(graph, budget, _MARGIN, left, gap, forward_again, start, progress)
+
+
+def _solve(
+    graph: Graph,
+    budget: int,
+    margin: float,
+    time_limit: float,
+    gap: float,
+    forward_again: bool,
+    start: tuple[Table, Table] | None,
+    progress: highs.Progress | None,
+) -> Result:
+    model = Formulation(graph, budget, margin=margin, forward_again=forward_again)
     first = None
     if start is not None and _fits(graph, budget, start):
         first = model.values(*start)
@@ -120,8 +138,6 @@ def solve(
         return Result("unknown", None, None, None, bound, answer.seconds, interrupted, size)
     computed, kept = model.tables(answer.values)
     usage = simulate(graph, computed, kept)
-    if usage.peak > budget:
-        raise AssertionError(f"the solver's schedule holds {usage.peak} of {budget} bytes")
     status: Status = "optimal" if answer.outcome == "optimal" else "feasible"
     return Result(
         status, computed, kept, usage, min(bound, usage.cost), answer.seconds, interrupted, size
@@ -202,13 +218,14 @@ class Formulation:
         *,
         tight: bool = True,
         exact: bool = True,
+        margin: float = 0.0,
         forward_again: bool = True,
     ) -> None:
         self.graph = graph
         self.problem = highs.Problem()
         self.scale = max(graph.cost) or 1.0
         self._tight = tight
-        self._unit, self._limit = _units(graph, budget, exact)
+        self._unit, self._limit = _units(graph, budget, exact, margin)
         count, stages = len(graph), graph.num_stages
         useful = graph.useful() if tight else [[True] * count] * stages
         frozen = 0 if forward_again else graph.forward_stages
@@ -366,18 +383,18 @@ class Formulation:
             self.problem.row(terms, upper=0.0)
 
 
-def _units(graph: Graph, budget: float, exact: bool) -> tuple[float, float]:
+def _units(graph: Graph, budget: float, exact: bool, margin: float) -> tuple[float, float]:
     """Return the bytes of a unit of memory and the budget in units.
 
     Where a common divisor makes all figures small whole numbers, half a unit of slack (which whole
     tables cannot use, only fractions) keeps the solver's tolerance away from the budget. Elsewhere
-    the unit is the budget.
+    the unit is the budget, less ``margin``.
     """
     divisor = gcd(*graph.memory, *(b for row in graph.overhead for b in row)) or 1
-    if exact and budget // divisor <= _EXACT:
+    if exact and 0 < budget // divisor <= _EXACT:
         return float(divisor), budget // divisor + 0.5
     if exact:
-        return float(budget), 1.0 - _MARGIN
+        return float(budget), 1.0 - margin
     return float(max(1.0, budget)), min(1.0, budget)
 
 

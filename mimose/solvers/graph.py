@@ -31,7 +31,7 @@ class Graph:
         edges: Pairs ``(i, k)``: node ``k`` reads the result of node ``i``.
         stage: The stage of each node, never falling; by default every node has its own.
         overhead: Bytes alive besides held results while a node is computed, a row a stage and a
-            column a node; none by default. What a stage parts throughout belongs to all its nodes.
+            column a node; none by default. What a stage needs throughout belongs to all its nodes.
         optional: Nodes that need not be computed in their own stage.
         once: Nodes that are computed in their own stage or never.
         pinned: Nodes held, once computed, for as long as anything may still need them.

@@ -183,7 +183,8 @@ def complete(
     for t in reversed(range(stages)):
         row, before = computed[t], held[t]
         after = held[t + 1] if t + 1 < stages else [False] * count
-        wanted = {i for i in range(count) if after[i] and not before[i]}
+        wanted = {i for i in range(count) if after[i] and not before[i] and not row[i]}
+        wanted |= _missing(inputs, row, before)
         while wanted:
             for i in wanted:
                 (row if may[t][i] else before)[i] = True
@@ -193,10 +194,15 @@ def complete(
             for a, o in graph.parts:
                 if row[a] and before[o] and o not in graph.pinned:
                     row[o], before[o] = True, False
-            wanted = {
-                i for k in range(count) if row[k] for i in inputs[k] if not row[i] and not before[i]
-            }
+            wanted = _missing(inputs, row, before)
         for i in range(count):
             read = any(row[k] for k in users[i])
             before[i] = before[i] and (read or after[i] or i in graph.pinned) and not row[i]
     return tuple(map(tuple, computed)), tuple(map(tuple, held))
+
+
+def _missing(inputs: list[list[int]], row: list[bool], before: list[bool]) -> set[int]:
+    """Return the inputs of what a stage computes that it neither computes nor holds."""
+    return {
+        i for k, now in enumerate(row) if now for i in inputs[k] if not row[i] and not before[i]
+    }
