@@ -400,7 +400,8 @@ def plan(
         typer.Option(
             "--lengths",
             help="Sizes to plan for, separated by commas: padded lengths (128,384), encoder x "
-            "decoder (128x512), or heights x widths of images (480x640).",
+            "decoder (128x512), or heights x widths of images (480x640). Planners that plan once "
+            "need none.",
         ),
     ] = "",
     bounds: Annotated[
@@ -444,12 +445,17 @@ def plan(
 ) -> None:
     """Print the plans a planner makes for given sizes; trains and records nothing."""
     config = _config(locals())
-    asked = _sizes(padded) if padded or not bounds else []
+    asked = _sizes(padded) if padded.strip() else []
     from dataclasses import asdict
 
     from mimose_bench.experiments import tables
     from mimose_bench.experiments.bounds import describe_bounds, measure_bounds
-    from mimose_bench.experiments.planning import describe, parse_sizes, plan_sizes
+    from mimose_bench.experiments.planning import (
+        describe,
+        describe_solution,
+        parse_sizes,
+        plan_sizes,
+    )
     from mimose_bench.experiments.run import opened, task_of
 
     if bounds:
@@ -464,7 +470,7 @@ def plan(
             return
         print(describe_bounds(found, work.unit, config.budget))
         return
-    answers, facts = plan_sizes(config, asked)
+    answers, facts = plan_sizes(config, asked, _say)
     if json:
         _print_json({**facts, "plans": [asdict(answer) for answer in answers]})
         return
@@ -488,6 +494,8 @@ def plan(
             ],
         )
     )
+    if "solution" in facts:
+        print(f"\n{describe_solution(facts)}")
 
 
 @app.command()

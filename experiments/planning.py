@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,27 @@ from mimose.costs import Infeasible
 from mimose.devices.base import Device
 from mimose.handle import Handle, attach
 from mimose.planners import make_planner
+from mimose.planners.static import Static
 from mimose.records import Size
-from mimose.units import format_bytes
+from mimose.units import format_bytes, format_seconds
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.loop import Trainer
+from mimose_bench.experiments.profiling import (
+    ProfileError,
+    check,
+    least_budget,
+    plan_size,
+    prepare,
+)
 from mimose_bench.experiments.run import opened, task_of
 from mimose_bench.experiments.tasks.base import Task
+
+Say = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    pass
+
 
 PROFILED_STEPS = 12
 """Most steps that are run so that a learning planner has something to decide by."""
@@ -44,35 +59,53 @@ class Planned:
     least_budget_bytes: int | None = None
 
 
-def plan_sizes(config: RunConfig, sizes: Sequence[str]) -> tuple[list[Planned], dict[str, Any]]:
+def plan_sizes(
+    config: RunConfig, sizes: Sequence[str], say: Say = _silent
+) -> tuple[list[Planned], dict[str, Any]]:
     """Return what ``config``'s planner would do for a batch of each of ``sizes``.
 
     A planner that learns is shown a dozen steps whose sizes spread over the task's; their
-    gradients train a throw-away model. Nothing is recorded.
+    gradients train a throw-away model. One that plans once profiles the size that it plans for,
+    and has the same plan for every size. Nothing is recorded.
 
     Args:
         config: The run.
-        sizes: What :meth:`~mimose_bench.experiments.tasks.base.Task.parse_size` takes.
+        sizes: What :meth:`~mimose_bench.experiments.tasks.base.Task.parse_size` takes; none asks
+            a planner that plans once for the size that it plans for.
+        say: Takes lines of progress.
 
     Returns:
-        An answer a size, and facts about the measurement: device label, blocks, margin.
+        An answer a size, and facts about the measurement: device label, blocks, margin; of a
+        planner that plans once its solution and its profile, too.
 
     Raises:
         ValueError: If something about the configuration or a size is wrong.
-        Infeasible: If a step that was to teach the planner did not fit the budget.
+        Infeasible: If a step that was to teach the planner did not fit the budget, or no plan of
+            a planner that plans once does.
         torch.OutOfMemoryError: If it did not fit the device either.
     """
     planner = make_planner(config.planner, **config.options())
+    check(config, planner)
+    once = isinstance(planner, Static)
+    if not sizes and not once:
+        raise ValueError("--lengths takes sizes separated by commas, for example 128,384")
     with opened(config) as device:
         task = task_of(config)
+        planned = plan_size(config, task) if once else None
         parsed = parse_sizes(task, sizes)
+        if planned is not None and not parsed:
+            parsed, sizes = [planned], [task.describe_size(planned)]
         shown = [_shown(task, text, size) for text, size in zip(sizes, parsed)]
         torch.manual_seed(config.seed)
         model = device.build(task.build_model)
         device.adopt(model)
         with attach(model, config.budget, planner, device=device, enforce=config.enforce) as handle:
             trainer = Trainer(task, model, handle, config)
-            _teach(task, trainer, device)
+            found: dict[str, Any] = {}
+            if planned is None:
+                _teach(task, trainer, device)
+            else:
+                found = _prepare(config, trainer, planned, say)
             answers = [_ask(handle, size, told) for size, told in zip(parsed, shown)]
             facts = {
                 "device_label": device.label,
@@ -80,8 +113,20 @@ def plan_sizes(config: RunConfig, sizes: Sequence[str]) -> tuple[list[Planned], 
                 "blocks": list(handle.block_names),
                 "budget_bytes": config.budget,
                 "margin_bytes": getattr(planner, "margin_bytes", None),
+                **found,
             }
     return answers, facts
+
+
+def _prepare(config: RunConfig, trainer: Trainer, size: Size, say: Say) -> dict[str, Any]:
+    try:
+        return prepare(config, trainer, size, say).to_json()
+    except ProfileError as error:
+        failed = error.with_traceback(None)
+    found = least_budget(trainer, size, failed)
+    if isinstance(found, Infeasible):
+        raise found
+    raise torch.OutOfMemoryError(str(found))
 
 
 def parse_sizes(task: Task, texts: Sequence[str]) -> list[Size]:
@@ -141,6 +186,25 @@ def _ask(handle: Handle, size: Size, shown: str) -> Planned:
         return Planned(size, shown, None, None, None, error.least_budget_bytes)
     plan = decision.plan
     return Planned(size, shown, str(plan), plan.num_recomputed, decision.predicted_peak_bytes)
+
+
+def describe_solution(facts: Mapping[str, Any]) -> str:
+    """Return what a planner that plans once found, as lines for the screen."""
+    solution = facts["solution"]
+    size = " x ".join(map(str, solution["size"]))
+    lines = [
+        f"planned once, for a batch of {size}; solved in "
+        f"{format_seconds(solution['solve_seconds'])}, the least budget is "
+        f"{format_bytes(solution['least_budget_bytes'], up=True)}"
+    ]
+    if solution["baseline_seconds"]:
+        ratio = solution["predicted_seconds"] / solution["baseline_seconds"]
+        lines.append(
+            f"predicted time of its forward and backward pass: {ratio:.3f} of what it is with "
+            "everything kept"
+        )
+    lines += [f"{name}: {value}" for name, value in solution["details"].items()]
+    return "\n".join(lines)
 
 
 def describe(planned: Planned) -> str:

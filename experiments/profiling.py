@@ -55,32 +55,30 @@ class Prepared:
 
 
 class ProfileError(Exception):
-    """The profiled passes did not fit, not even without a limit.
-
-    Attributes:
-        least_budget_bytes: None: nobody could measure it.
-    """
-
-    least_budget_bytes = None
+    """The profiled passes did not fit."""
 
 
-def plan_size(config: RunConfig, task: Task, planner: Planner) -> Size | None:
-    """Return the size that a planner plans for; None for one that does not plan once.
+def check(config: RunConfig, planner: Planner) -> None:
+    """Refuse options that only planners that plan once have a use for.
 
     Raises:
-        ValueError: If ``--plan-size`` is not a size, or the planner has no use for one.
+        ValueError: If one is given to another.
     """
-    if not isinstance(planner, Static):
-        for option, given in (
-            ("--plan-size", config.plan_size is not None),
-            ("--fresh-plan", config.fresh_plan),
-        ):
-            if given:
-                raise ValueError(
-                    f"{option} is for planners that plan once, and {config.planner} does not: "
-                    "leave it out"
-                )
-        return None
+    if isinstance(planner, Static):
+        return
+    given = {"--plan-size": config.plan_size is not None, "--fresh-plan": config.fresh_plan}
+    for option in (option for option, there in given.items() if there):
+        raise ValueError(
+            f"{option} is for planners that plan once, and {config.planner} does not: leave it out"
+        )
+
+
+def plan_size(config: RunConfig, task: Task) -> Size:
+    """Return the size that a planner that plans once plans for.
+
+    Raises:
+        ValueError: If ``--plan-size`` is not a size that the task has batches of.
+    """
     if config.plan_size is None:
         return task.longest()
     try:
@@ -104,8 +102,8 @@ def prepare(
         own: The run's folder, if it has one: plans kept in others beside it are reused.
 
     Raises:
-        Infeasible: If a pass or every plan needs more than the budget.
-        ProfileError: If a pass needs more than the device has.
+        Infeasible: If every plan needs more than the budget.
+        ProfileError: If a pass does.
     """
     planner = trainer.handle.planner
     assert isinstance(planner, Static)
@@ -143,20 +141,30 @@ def told(solution: Solution) -> str:
     return text
 
 
-def _measure(config: RunConfig, trainer: Trainer, size: Size, shown: str) -> Measured:
-    batch = trainer.task.example_batch(size)
-    try:
-        return trainer.measure(batch)
-    except torch.OutOfMemoryError as error:
-        failure = str(error)  # Its text alone: the error itself would keep tensors alive.
-    text = f"a batch of {shown}, for which planner {config.planner} plans, ran out of memory"
-    least = trainer.least_budget(batch)
+def least_budget(trainer: Trainer, size: Size, error: ProfileError) -> ProfileError | Infeasible:
+    """Return, after a profile that did not fit, an error that names the least budget.
+
+    Measuring it ends whatever ``trainer`` was used for. It stays as it is where not even the
+    device has enough.
+    """
+    least = trainer.least_budget(trainer.task.example_batch(size))
     if least is None:
-        raise ProfileError(f"{text} when it was profiled: {failure}")
-    raise Infeasible(
-        f"{text} when it was profiled; with every block recomputed it needs a budget of "
-        f"{format_bytes(least, up=True)} ({least} bytes): give that or a smaller --plan-size",
+        return error
+    return Infeasible(
+        f"{error}; with every block recomputed it needs a budget of "
+        f"{format_bytes(least, up=True)} ({least} bytes): give that, or a smaller --plan-size",
         least,
+    )
+
+
+def _measure(config: RunConfig, trainer: Trainer, size: Size, shown: str) -> Measured:
+    try:
+        return trainer.measure(trainer.task.example_batch(size))
+    except torch.OutOfMemoryError:
+        pass  # The error itself would keep the pass's tensors alive.
+    raise ProfileError(
+        f"a batch of {shown}, for which planner {config.planner} plans, ran out of memory when it "
+        "was profiled"
     )
 
 

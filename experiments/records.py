@@ -4,6 +4,7 @@
         run.json          configuration, environment, outcome and summary
         steps.parquet     a row an iteration (steps.parts/*.parquet until the run ends)
         blocks.parquet    a row a collected block and iteration (likewise)
+        plans.json        the plan, where a planner has made one for the whole run
         log.txt           what was said on screen
 
 A run that is killed keeps every row up to its last flush, at most 10 s of training earlier.
@@ -14,10 +15,10 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -144,7 +145,12 @@ class RunWriter:
             file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
 
     def finish(
-        self, outcome: str, *, summary: Mapping[str, Any] | None = None, **info: Any
+        self,
+        outcome: str,
+        *,
+        summary: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        **info: Any,
     ) -> dict[str, Any]:
         """Merge the parts, write the final ``run.json`` and return what it holds.
 
@@ -152,13 +158,14 @@ class RunWriter:
             outcome: One of ``RUN_OUTCOMES``.
             summary: Figures that the rows cannot give or that are known better, for example the
                 run-wide ``peak_allocated_bytes``; they replace those worked out from the rows.
+            columns: Columns of the steps that are only known now, a value a row each.
             **info: More keys of ``run.json``.
         """
         if outcome not in RUN_OUTCOMES:
             raise ValueError(f"an outcome is one of {', '.join(RUN_OUTCOMES)}, not {outcome!r}")
         self._finished = True
         self.flush()
-        steps = self._steps.merge()
+        steps = self._steps.merge(columns or {})
         self._blocks.merge()
         self.info.update(info)
         self.info["outcome"] = outcome
@@ -210,8 +217,12 @@ class _Parts:
         self._count += 1
         self.rows.clear()
 
-    def merge(self) -> pa.Table:
+    def merge(self, columns: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> pa.Table:
         table, _ = read_table(self._path, self._schema)
+        for name, values in columns.items():
+            place = self._schema.get_field_index(name)
+            field = self._schema.field(place)
+            table = table.set_column(place, field, pa.array(values, field.type))
         write_table(self._path, table)
         shutil.rmtree(self._folder, ignore_errors=True)
         return table

@@ -5,26 +5,36 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mimose.costs import Infeasible
 from mimose.devices import open_device
 from mimose.devices.base import Device
 from mimose.devices.sim.device import SimDevice
 from mimose.handle import Handle, attach
 from mimose.plan import Plan
 from mimose.planners import make_planner
+from mimose.planners.static import Static
 from mimose.records import Size
 from mimose.units import format_bytes
-from mimose_bench.experiments import environment
+from mimose_bench.experiments import environment, plan_store
 from mimose_bench.experiments.clock import clock_of, device_name
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.course import Course, course_of
+from mimose_bench.experiments.flops import Counted, Taken, count_steps, peak_of, taken_in
 from mimose_bench.experiments.loop import Step, Trainer
+from mimose_bench.experiments.profiling import (
+    ProfileError,
+    check,
+    least_budget,
+    plan_size,
+    prepare,
+)
 from mimose_bench.experiments.progress import Progress
 from mimose_bench.experiments.records import RunWriter, block_rows, step_row
 from mimose_bench.experiments.remembered import StepMemory
@@ -91,62 +101,143 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
             message is one sentence that says what to change.
     """
     planner = make_planner(config.planner, **config.options())
+    check(config, planner)
     budget = "none" if config.budget is None else format_bytes(config.budget).replace(" ", "")
-    with opened(config) as device, contextlib.ExitStack() as stack:
-        writer = stack.enter_context(
-            RunWriter.create(
-                config.out,
-                task=config.task,
-                planner=config.planner,
-                budget=budget,
-                device=device_name(device),
-                budget_bytes=config.budget,
-                device_label=device.label,
-                clock=clock_of(device),
-                seed=config.seed,
-                config=dataclasses.asdict(config),
-                environment=environment.capture(device.kind),
+    with contextlib.ExitStack() as records:
+        with opened(config) as device, contextlib.ExitStack() as stack:
+            writer = records.enter_context(
+                RunWriter.create(
+                    config.out,
+                    task=config.task,
+                    planner=config.planner,
+                    budget=budget,
+                    device=device_name(device),
+                    budget_bytes=config.budget,
+                    device_label=device.label,
+                    clock=clock_of(device),
+                    seed=config.seed,
+                    config=dataclasses.asdict(config),
+                    environment=environment.capture(device.kind),
+                )
             )
-        )
-        task = task_of(config)
-        writer.update(
-            data=task.data_source.to_json(), task_settings=task.settings(), size_unit=task.unit
-        )
-        torch.manual_seed(config.seed)
-        model = device.build(task.build_model)
-        device.adopt(model)
-        handle = stack.enter_context(
-            attach(model, config.budget, planner, device=device, enforce=config.enforce)
-        )
-        trainer = Trainer(task, model, handle, config, StepMemory() if memory is None else memory)
-        course = course_of(config, task)
-        title = f"{config.task} {config.planner} {budget}"
-        progress = stack.enter_context(
-            Progress(
-                course.total,
-                title,
-                budget_bytes=config.budget,
-                simulated=trainer.simulated,
-                quiet=quiet,
+            task = task_of(config)
+            writer.update(
+                data=task.data_source.to_json(), task_settings=task.settings(), size_unit=task.unit
             )
+            torch.manual_seed(config.seed)
+            model = device.build(task.build_model)
+            device.adopt(model)
+            handle = stack.enter_context(
+                attach(model, config.budget, planner, device=device, enforce=config.enforce)
+            )
+            memory = StepMemory() if memory is None else memory
+            trainer = Trainer(task, model, handle, config, memory)
+            course = course_of(config, task)
+            progress = records.enter_context(
+                Progress(
+                    course.total,
+                    f"{config.task} {config.planner} {budget}",
+                    budget_bytes=config.budget,
+                    simulated=trainer.simulated,
+                    quiet=quiet,
+                )
+            )
+
+            def say(line: str) -> None:
+                progress.say(line)
+                writer.log(line)
+
+            say(f"data {task.data_source}")
+            say(f"{handle!r}, {device.label}")
+            say(str(writer.directory))
+            ended = _prepare(config, trainer, writer, say)
+            taken: list[Taken | None] = []
+            if ended is None:
+                ended = _train(config, course, trainer, writer, progress, say, taken)
+            peak = peak_of(device, task, config.precision)
+            kind = device.kind
+            del model, handle, trainer
+        # Not before: counting opens a device of its own.
+        counted = count_steps(config, task, kind, taken, say) if ended.ran else Counted()
+        info = writer.finish(
+            ended.outcome,
+            error=ended.failure,
+            columns=counted.columns,
+            flops={**peak.to_json(), **counted.info},
+            **ended.info,
         )
-        for line in (
-            f"data {task.data_source}",
-            f"{handle!r}, {device.label}",
-            str(writer.directory),
-        ):
-            progress.say(line)
-            writer.log(line)
-        return _train(config, course, trainer, writer, progress)
+    if ended.outcome == "done":
+        return RunResult(EXIT_DONE, info)
+    return RunResult(EXIT_OUT_OF_MEMORY, info, ended.failure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a run ended.
+
+    Attributes:
+        outcome: One of ``RUN_OUTCOMES``.
+        failure: Why it is not ``done``.
+        info: More keys of ``run.json``.
+        ran: Whether any step was to be taken.
+    """
+
+    outcome: str
+    failure: str | None
+    info: dict[str, Any]
+    ran: bool = True
+
+
+def _prepare(
+    config: RunConfig, trainer: Trainer, writer: RunWriter, say: Callable[[str], None]
+) -> _Ended | None:
+    """Let a planner that plans once do so; return how the run ends if that cannot be."""
+    planner = trainer.handle.planner
+    if not isinstance(planner, Static):
+        return None
+    size = plan_size(config, trainer.task)
+    try:
+        prepared = prepare(config, trainer, size, say, own=writer.directory)
+    except (ProfileError, Infeasible) as error:
+        failed: ProfileError | Infeasible = error.with_traceback(None)
+    else:
+        plan_store.keep(writer.directory, [(prepared.key, prepared.solution)])
+        writer.update(**prepared.to_json())
+        return None
+    if config.on_oom == "skip" and _needs_no_profile(planner):
+        say(f"{failed}; --on-oom skip goes on without a profile")
+        return None
+    if isinstance(failed, ProfileError):
+        failed = least_budget(trainer, size, failed)
+    say(str(failed))
+    least = failed.least_budget_bytes if isinstance(failed, Infeasible) else None
+    outcome = "oom" if least is None else "infeasible"
+    return _Ended(outcome, str(failed), {"least_budget_bytes": least}, ran=False)
+
+
+def _needs_no_profile(planner: Static) -> bool:
+    try:
+        planner.unprofiled()
+    except ValueError:
+        return False
+    return True
 
 
 def _train(
-    config: RunConfig, course: Course, trainer: Trainer, writer: RunWriter, progress: Progress
-) -> RunResult:
-    handle = trainer.handle
+    config: RunConfig,
+    course: Course,
+    trainer: Trainer,
+    writer: RunWriter,
+    progress: Progress,
+    say: Callable[[str], None],
+    taken: list[Taken | None],
+) -> _Ended:
+    """Take the steps; ``taken`` gets what each of them carried out."""
+    handle, planner = trainer.handle, trainer.handle.planner
     samples = tokens = 0
     simulated_seconds = 0.0
     failure: str | None = None
+    least: int | None = None
     outcome = "done"
     started = time.perf_counter()
     batches = course.batches(handle.device.host_memory)
@@ -154,6 +245,7 @@ def _train(
         for step in trainer.steps(batches):
             weight = course.weigh(step)
             _write(writer, step, handle, trainer.task, weight)
+            taken.append(taken_in(step.record))
             record = step.record
             reserved = None if record is None or weight is not None else record.peak_reserved_bytes
             progress.step(peak_bytes=reserved, loss=step.loss, total=course.total)
@@ -162,9 +254,8 @@ def _train(
                 samples += step.batch.num_samples
                 tokens += step.batch.num_tokens
                 continue
-            outcome, failure = _explain(config, trainer, step)
-            progress.say(failure)
-            writer.log(failure)
+            outcome, failure, least = _explain(config, trainer, step)
+            say(failure)
             if not _may_go_on(config, step):
                 break
             outcome = "done"
@@ -172,20 +263,20 @@ def _train(
     seconds = simulated_seconds if trainer.simulated else wall_seconds
     # Over expected lengths, steps stand for unequal shares: their sum is no rate.
     has_rate = seconds > 0 and config.lengths == "sampled"
-    info = writer.finish(
+    return _Ended(
         outcome,
-        error=failure,
-        num_samples=samples,
-        num_tokens=tokens,
-        wall_seconds=wall_seconds,
-        samples_per_second=samples / seconds if has_rate else None,
-        tokens_per_second=tokens / seconds if has_rate else None,
-        optimizer_foreach=_foreach(trainer.optimizer),
-        margin_bytes=getattr(handle.planner, "margin_bytes", None),
+        failure,
+        {
+            "num_samples": samples,
+            "num_tokens": tokens,
+            "wall_seconds": wall_seconds,
+            "samples_per_second": samples / seconds if has_rate else None,
+            "tokens_per_second": tokens / seconds if has_rate else None,
+            "optimizer_foreach": _foreach(trainer.optimizer),
+            "margin_bytes": getattr(planner, "margin_bytes", None),
+            "least_budget_bytes": least,
+        },
     )
-    if outcome == "done":
-        return RunResult(EXIT_DONE, info)
-    return RunResult(EXIT_OUT_OF_MEMORY, info, failure)
 
 
 def _write(writer: RunWriter, step: Step, handle: Handle, task: Task, weight: float | None) -> None:
@@ -221,26 +312,28 @@ def _write(writer: RunWriter, step: Step, handle: Handle, task: Task, weight: fl
     writer.add(row, block_rows(step.record, step=step.number, input_size=batch.input_size))
 
 
-def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str]:
-    """Return the run's outcome should it end here, and the sentence that says why."""
+def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str, int | None]:
+    """Return the run's outcome should it end here, why in a sentence, and the least budget."""
     task, batch = trainer.task, step.batch
     size = task.describe_size(batch.size)
     where = f"step {step.number} (batch of {batch.num_samples}, {size} {task.unit})"
     if step.least_budget_bytes is not None:
         least = format_bytes(step.least_budget_bytes, up=True)
-        return "infeasible", f"{where} does not fit: {step.error}; the least budget is {least}"
+        failure = f"{where} does not fit: {step.error}; the least budget is {least}"
+        return "infeasible", failure, step.least_budget_bytes
     text = f"{where} ran out of memory under planner {config.planner}"
     if step.in_optimizer:
         text += " in the optimizer's step, which is never repeated"
     if _may_go_on(config, step):
-        return "oom", f"{text} and was skipped"
+        return "oom", f"{text} and was skipped", None
     least_bytes = trainer.least_budget(step.batch, in_optimizer=step.in_optimizer)
     if least_bytes is None:
-        return "oom", f"{text}: {step.error}"
-    return "oom", (
+        return "oom", f"{text}: {step.error}", None
+    failure = (
         f"{text}; with every block recomputed this batch needs a budget of "
         f"{format_bytes(least_bytes, up=True)} ({least_bytes} bytes)" + _longer(task, batch.size)
     )
+    return "oom", failure, least_bytes
 
 
 def _longer(task: Task, size: Size) -> str:

@@ -13,11 +13,13 @@ import pyarrow as pa
 
 from mimose.records import StepRecord
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised whenever a column or a key of ``run.json`` is added or changes its meaning.
 
 2: ``weight`` in the steps, ``clock`` in ``run.json``; runs of version 1 have neither.
 3: ``decoder_length`` and ``image_pixels`` in the steps.
+4: ``model_flops`` and ``hardware_flops`` in the steps; ``solution``, ``profile``, ``flops`` and
+``least_budget_bytes`` in ``run.json``.
 """
 
 RUN_OUTCOMES = ("running", "done", "oom", "infeasible", "interrupted", "failed")
@@ -56,6 +58,8 @@ STEPS = pa.schema(
         ("weight", pa.float64()),
         ("decoder_length", pa.int64()),
         ("image_pixels", pa.int64()),
+        ("model_flops", pa.int64()),
+        ("hardware_flops", pa.int64()),
     ]
 )
 

@@ -75,9 +75,33 @@ def summarize(
         "total_wait_seconds": _seconds(steps["wait_seconds"]),
         "mean_recomputed_blocks": _mean(done, "num_recomputed"),
         "mean_planning_seconds": _mean(done.assign(planning=planning_seconds(done)), "planning"),
+        "mfu": utilization(done, "model_flops", info),
+        "hfu": utilization(done, "hardware_flops", info),
         "lengths": "expected" if expected else "sampled",
         "note": RESERVED_NOTE if expected else None,
     }
+
+
+def utilization(done: pd.DataFrame, column: str, info: Mapping[str, Any]) -> float | None:
+    """Return FLOPs over what the device could have done in the same time.
+
+    Args:
+        done: Finished steps.
+        column: ``model_flops`` for MFU, which leaves recomputation out; ``hardware_flops`` for HFU.
+        info: The run's ``run.json``; the peak is in ``flops``.
+
+    Returns:
+        A share, or None where FLOPs or the device's peak are not known.
+    """
+    peak = (info.get("flops") or {}).get("peak_flops")
+    known = done[done[column].notna() & done["step_seconds"].notna()]
+    flops, weights = _weighed(known, column)
+    seconds, _ = _weighed(known, "step_seconds")
+    weights = np.ones(len(flops)) if weights is None else weights
+    time = float((seconds * weights).sum())
+    if peak is None or not time:
+        return None
+    return _number((flops * weights).sum() / (time * peak))
 
 
 def is_expected(steps: pd.DataFrame) -> bool:

@@ -42,6 +42,7 @@ def show(run: Run, num_steps: int) -> str:
         ("outcome", _outcome(info)),
         ("task", " ".join(str(x) for x in (info.get("task"), config.get("scale")) if x)),
         ("planner", run.planner),
+        *_solution(info),
         ("data", _data(info.get("data"))),
         ("device", run.time_label),
         ("budget", size(run.budget_bytes, "none")),
@@ -51,6 +52,7 @@ def show(run: Run, num_steps: int) -> str:
         ("fragmentation", size(summary["fragmentation_bytes"])),
         ("budget use", percent(summary["budget_use"])),
         ("step time", _step_time(run)),
+        ("MFU, HFU", _utilization(run)),
         ("recomputed", _said(number(summary["mean_recomputed_blocks"], ".1f"), "blocks a step")),
         ("plans made", number(summary["num_plans_made"], "d")),
         ("estimator", _said(seconds(summary["median_estimator_seconds"]), "median")),
@@ -209,6 +211,37 @@ def _step_time(run: Run) -> str:
     if share < 1 - 1e-6:
         over = f"the lengths that finished ({percent(share)} of an epoch)"
     return f"{seconds(summary['mean_step_seconds'])} expected over {over}, {text}"
+
+
+def _utilization(run: Run) -> str:
+    """Return the shares of the device's peak, with and without what is recomputed."""
+    flops, summary = run.info.get("flops") or {}, run.summary
+    if summary.get("mfu") is None:
+        return _said(MISSING, "") if not flops else f"unknown: {flops.get('unknown')}"
+    return (
+        f"{percent(summary['mfu'])}, {percent(summary.get('hfu'))} of "
+        f"{flops['peak_flops'] / 1e12:.4g} TFLOP/s ({flops['precision']})"
+    )
+
+
+def _solution(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what is to be said of a plan made once for the whole run."""
+    solution = info.get("solution")
+    if not isinstance(solution, Mapping):
+        return []
+    planned = " x ".join(map(str, solution["size"]))
+    kept = solution.get("reused_from")
+    origin = f"solved in {seconds(solution['solve_seconds'])}"
+    if kept:
+        origin = f"reused from {kept}"
+    text = (
+        f"{solution['text']} (for {planned}, {origin}; predicted peak "
+        f"{size(solution['predicted_peak_bytes'])}"
+    )
+    if solution["baseline_seconds"]:
+        ratio = solution["predicted_seconds"] / solution["baseline_seconds"]
+        text += f", {ratio:.3f} of the time without recomputation"
+    return [("plan", f"{text})")]
 
 
 def _loss(info: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ which the timeline shows by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
@@ -95,20 +95,23 @@ def grown_gradients(info: ModelInfo, num_blocks: int) -> tuple[int, ...]:
     return tuple(grown)
 
 
-def recomputation(plan: AnyPlan, whole: Sequence[float], leaf: Sequence[float]) -> float:
+def recomputation(
+    plan: AnyPlan, whole: Sequence[float], leaf: Sequence[float], cuts: Container[int] = ()
+) -> float:
     """Return the sum of what a plan runs again.
 
     Args:
-        plan: The plan.
+        plan: The plan; a tree is taken to be cut already.
         whole: For each block, what a run to its end costs.
         leaf: For each block, what a run for its own backward alone costs, which stops early.
+        cuts: Blocks whose input is kept as the model gave it, whatever a schedule says.
     """
     if isinstance(plan, Plan):
         return sum(_again(region, whole, leaf) for region in plan.regions)
     return sum(
-        (leaf if moment.leaf else whole)[moment.block]
+        (leaf if moment.ends_early(cuts) else whole)[moment.block]
         for moment in plan.moments()
-        if not moment.backward and not moment.first
+        if not (moment.backward or moment.first or moment.idle(cuts))
     )
 
 
@@ -125,15 +128,21 @@ def _again(region: Region, whole: Sequence[float], leaf: Sequence[float]) -> flo
     return cost
 
 
-def predict_seconds(profile: Profile, plan: AnyPlan) -> float:
-    """Return how long the forward and backward pass of a step takes under ``plan``."""
+def predict_seconds(profile: Profile, plan: AnyPlan, cuts: Container[int] = ()) -> float:
+    """Return how long a step's two passes take under ``plan``.
+
+    ``cuts`` are as in :func:`recomputation`.
+    """
     once = sum(profile.forward_seconds) + sum(profile.backward_seconds) + profile.outside_seconds
-    return once + recomputation(plan, profile.forward_seconds, profile.recompute_seconds)
+    return once + recomputation(plan, profile.forward_seconds, profile.recompute_seconds, cuts)
 
 
-def predict_backward_flops(profile: Profile, plan: AnyPlan) -> int:
-    """Return the FLOPs of the blocks' backward under ``plan``, recomputation included."""
-    again = recomputation(plan, profile.forward_flops, profile.recompute_flops)
+def predict_backward_flops(profile: Profile, plan: AnyPlan, cuts: Container[int] = ()) -> int:
+    """Return the FLOPs of the blocks' backward under ``plan``, recomputation included.
+
+    ``cuts`` are as in :func:`recomputation`.
+    """
+    again = recomputation(plan, profile.forward_flops, profile.recompute_flops, cuts)
     return sum(profile.backward_flops) + round(again)
 
 
@@ -278,6 +287,7 @@ class _ScheduleTimeline:
         self.profile = profile
         self.no_growth = grown is None
         self.grown = (0,) * (profile.num_blocks + 1) if grown is None else grown
+        self.cuts = frozenset(cuts)
         self.pinned = frozenset(c - 1 for c in cuts)
 
     def run(self, schedule: Schedule, situation: Situation) -> Peak:
@@ -318,6 +328,8 @@ class _ScheduleTimeline:
         if moment.backward:
             level = profile.backward_peak[block] + self.base(moment) + self.grown[block]
             return level, f"backward of block {block}"
+        if moment.idle(self.cuts):
+            return -1, ""
         if moment.stage == block and moment.saves:
             return -1, ""  # Part of its backward, whose peak was measured with it.
         running = profile.kept_peak if moment.saves else profile.checkpoint_peak

@@ -13,7 +13,7 @@ The text form has one word an instruction: ``f0`` runs block 0 and keeps nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,6 +49,20 @@ class Moment(NamedTuple):
     stage: int | None
     outputs: frozenset[int]
     saved: frozenset[int]
+
+    def idle(self, cuts: Container[int] = ()) -> bool:
+        """Whether it is a run that nothing needs, which is left out.
+
+        Args:
+            cuts: Blocks whose input is kept as the model gave it (see
+                :class:`mimose.records.ModelInfo`), so that they read no other block's output.
+        """
+        needed = self.backward or self.first or self.saves
+        return not needed and self.ends_early(cuts)
+
+    def ends_early(self, cuts: Container[int] = ()) -> bool:
+        """Whether nothing reads the run's output; ``cuts`` as in :meth:`idle`."""
+        return self.leaf or (not self.backward and self.block + 1 in cuts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,21 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResultTable:
+    """Figures that the paper has no counterpart for.
+
+    Attributes:
+        title: What it shows.
+        headers: Its columns.
+        rows: Its cells, in words; every row as long as the headers.
+    """
+
+    title: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
     """A figure or table of the paper, reproduced.
 
@@ -102,6 +117,7 @@ class Reproduction:
         criteria: What the verdict rests on.
         left_out: Points of the paper that are not compared.
         notes: What a reader has to know.
+        tables: Whatever else was measured.
     """
 
     name: str
@@ -112,6 +128,7 @@ class Reproduction:
     criteria: tuple[Criterion, ...]
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
+    tables: tuple[ResultTable, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -131,6 +148,7 @@ class Reproduction:
             "rows": [{**asdict(row), "error": row.error} for row in self.rows],
             "left_out": [asdict(point) for point in self.left_out],
             "notes": list(self.notes),
+            "tables": [asdict(t) for t in self.tables],
         }
 
 

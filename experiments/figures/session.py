@@ -11,8 +11,10 @@ import torch
 from mimose.devices import open_device
 from mimose.devices.base import Device
 from mimose.handle import Handle, attach
+from mimose.plan import Plan
 from mimose.planners import make_planner
-from mimose.records import StepRecord
+from mimose.planners.static import Solution, Static
+from mimose.records import Measured, StepRecord
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.data.batch import Batch
 from mimose_bench.experiments.figures.workloads import Workload
@@ -89,6 +91,37 @@ class Session:
                 f"{self.workload.name} at length {batch.size[1]} did not fit: {step.error}"
             )
         return step.record
+
+    def measure(self, batch: Batch, *, cores: bool = False) -> Measured:
+        """Profile ``batch`` for planners that plan once.
+
+        Args:
+            batch: The batch.
+            cores: Measure blocks of which the attention core alone is recomputed.
+        """
+        handle = self.handle
+        tensors = handle.device.put(batch.tensors)
+        count = len(handle.block_names)
+        plan = Plan(count, (), tuple(range(count))) if cores else Plan.recompute_each(count)
+        return handle.measure(
+            lambda: self._trainer._gradients(tensors),
+            batch.size,
+            plan=plan,
+            optimizer=self._trainer.optimizer,
+            keeps_gradients=True,
+        )
+
+    def plan_once(self, planner: Static, measured: Measured, budget_bytes: int | None) -> Solution:
+        """Let ``planner`` plan from a profile and decide from the next step on.
+
+        Raises:
+            Infeasible: If none of its plans fits into the budget.
+        """
+        handle = self.handle
+        handle.budget_bytes = budget_bytes
+        handle.planner = planner
+        handle.rebind()
+        return planner.take_profile(measured)
 
     def settle(self, length: int) -> None:
         """Take the steps that make gradients and optimizer state, which later ones find there."""

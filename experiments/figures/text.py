@@ -16,22 +16,22 @@ _FORMS: dict[Unit, str] = {"GB": ".3f", "MiB": ".0f", "MB": ".0f", "ms": ".1f", 
 def describe(result: Reproduction) -> str:
     """Return ``result`` as text."""
     shown = [row for series in _by_series(result.rows) for row in spread(series)]
-    lines = [
-        f"{result.name}: {result.title} ({result.source}), {result.device_label}",
-        "",
-        table(("of", "at", "paper", "here", "error", "note"), [_cells(row) for row in shown]),
-    ]
+    lines = [f"{result.name}: {result.title} ({result.source}), {result.device_label}"]
+    if shown:
+        cells = [_cells(row) for row in shown]
+        lines += ["", table(("of", "at", "paper", "here", "error", "note"), cells)]
     if len(shown) < len(result.rows):
         lines.append(f"{len(shown)} of {len(result.rows)} values shown")
     if result.left_out:
         points = ", ".join(f"{p.series} {p.length}" for p in result.left_out)
         reasons = "; ".join(dict.fromkeys(p.reason for p in result.left_out))
         lines.append(f"left out: {points} ({reasons})")
+    for each in result.tables:
+        lines += ["", each.title, "", table(each.headers, each.rows)]
     lines += result.notes
-    lines += [
-        "",
-        table(("criterion", "here", "tolerance", "verdict"), map(_judged, result.criteria)),
-    ]
+    if result.criteria:
+        judged = map(_judged, result.criteria)
+        lines += ["", table(("criterion", "here", "tolerance", "verdict"), judged)]
     return "\n".join(lines)
 
 

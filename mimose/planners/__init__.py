@@ -15,6 +15,12 @@ from mimose.planners.baseline import Baseline
 from mimose.planners.fixed import Fixed
 from mimose.planners.full import Full
 from mimose.planners.mimose import Mimose
+from mimose.planners.periodic import Periodic
+from mimose.planners.revolve import Revolve
+from mimose.planners.rotor import Rotor
+from mimose.planners.sqrt_n import SqrtN
+from mimose.planners.sublinear import Sublinear
+from mimose.planners.sublinear_greedy import SublinearGreedy
 
 __all__ = ["PLANNERS", "Planner", "make_planner", "planner_options"]
 
@@ -23,6 +29,12 @@ PLANNERS: dict[str, type[Planner]] = {
     "full": Full,
     "fixed": Fixed,
     "mimose": Mimose,
+    "sublinear": Sublinear,
+    "sublinear-greedy": SublinearGreedy,
+    "sqrt-n": SqrtN,
+    "periodic": Periodic,
+    "revolve": Revolve,
+    "rotor": Rotor,
 }
 """Every planner by its name on the command line."""
 

@@ -52,6 +52,7 @@ class StepCosts:
         budget_bytes: Bound on reserved bytes, or None.
         limit_bytes: What a plan may need: the budget less the margin; None without a budget.
         blocks: The blocks that may be recomputed and that save something.
+        packing: Predicts what is lost to packing; None where the tensors' sizes are unknown.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class StepCosts:
         self.budget_bytes = info.budget_bytes
         self.limit_bytes = None if info.budget_bytes is None else info.budget_bytes - margin_bytes
         self.blocks = recomputable(info)
-        self._packing = packing
+        self.packing = packing
 
     @property
     def num_blocks(self) -> int:
@@ -93,13 +94,13 @@ class StepCosts:
 
     def waste_bytes(self, plan: AnyPlan) -> int:
         """Return what is lost to packing under ``plan``, about."""
-        if self._packing is None:
+        if self.packing is None:
             return 0
-        return self._packing.pack(sorted(plan.recomputed)).waste_bytes
+        return self.packing.pack(sorted(plan.recomputed)).waste_bytes
 
     def seconds(self, plan: AnyPlan) -> float:
         """Return the predicted time of the forward and backward pass."""
-        return predict_seconds(self.profile, plan)
+        return predict_seconds(self.profile, plan, self.info.cuts or ())
 
     def choose(self, plans: Iterable[AnyPlan], **details: Any) -> Solution:
         """Return the fastest of ``plans`` that fits.

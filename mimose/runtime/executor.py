@@ -17,9 +17,11 @@ from mimose.records import Collected
 from mimose.runtime.blocks import BlockModule
 from mimose.runtime.calls import CallOrder, Key
 from mimose.runtime.dataflow import DataFlow, FlowRecorder, has_foreign_hooks, tensors_in
+from mimose.runtime.program import Program
 from mimose.runtime.regions import FlowChanged
 from mimose.runtime.rerun import StepState
 from mimose.runtime.run import Run
+from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
 from mimose.runtime.wrappers import BlockForward, ModelForward, Switch
 from mimose.schedule import AnyPlan
@@ -73,8 +75,9 @@ class Executor:
         self._device = device
         self._on_forward = on_forward
         self._after_forward = after_forward
-        self._armed: tuple[Plan, bool] | None = None
-        self._effective: Plan | None = None
+        self._armed: tuple[AnyPlan, bool] | None = None
+        self._effective: AnyPlan | None = None
+        self._program: Program | None = None
         self._collector: Collector | None = None
         self._order = CallOrder(len(blocks))
         self._flows: dict[tuple[Any, ...], DataFlow] = {}
@@ -102,7 +105,10 @@ class Executor:
         """Set what the model's next forward pass carries out.
 
         Args:
-            plan: The plan; blocks that it does not cover are kept.
+            plan: The plan; blocks that it does not cover are kept. A schedule that comes to a tree
+                is carried out as that tree; where it cannot be carried out (the data flow is not
+                known yet, or the model has other blocks), each block that it does not keep from its
+                first run on is recomputed on its own.
             collect: Recompute every block, whatever the plan says, and run each once more to
                 measure it, unless the collector has found that it cannot.
             count: Count FLOPs while collecting, which takes time of its own, wherever
@@ -125,7 +131,7 @@ class Executor:
         return max((p.numel() * p.element_size() for p in trainable), default=0)
 
     @property
-    def effective_plan(self) -> Plan:
+    def effective_plan(self) -> AnyPlan:
         """What the last forward pass really carried out.
 
         Raises:
@@ -172,7 +178,7 @@ class Executor:
 
     def _carry_out(
         self,
-        plan: Plan,
+        asked: AnyPlan,
         collect: bool,
         inner: Callable[..., Any],
         args: tuple[Any, ...],
@@ -186,18 +192,22 @@ class Executor:
             ]
         if self._takes_use_cache:
             kwargs = {**kwargs, "use_cache": False}
-        if not plan.regions and not collect and self.exact and not probing:
+        program, plan = self._translated(asked)
+        if not plan.regions and program is None and not collect and self.exact and not probing:
             with self._caches_off():
                 output = inner(*args, **kwargs)
             self._effective = plan
             return output
         recorder, signature = None, ()
-        if collect or plan.spans_blocks:
+        if collect or program is not None or plan.spans_blocks:
             signature = self._signature(args, kwargs)
             self._flow = self._flows.get(signature)
             recorder = FlowRecorder() if self._flow is None else None
+        scheduled = None
         if collect:
             plan = Plan.recompute_each(len(self._order.keys))
+        elif program is not None:
+            scheduled = self._scheduled(program)
         elif plan.spans_blocks:
             plan = plan.cut(self._effective_cuts(plan))
         run = Run(
@@ -210,6 +220,7 @@ class Executor:
             collector=self._collector if collect else None,
             recorder=recorder,
             probing=probing or not self.exact,
+            scheduled=scheduled,
         )
         for wrapper in self._wrappers:
             wrapper.count = 0
@@ -230,6 +241,22 @@ class Executor:
         self._learn(run, recorder, signature, output, probing)
         self._trainable = trainable
         return output
+
+    def _translated(self, asked: AnyPlan) -> tuple[Program | None, Plan]:
+        """Return a schedule that is no tree, ready to be carried out, and a plan to take for it."""
+        if isinstance(asked, Plan):
+            return None, asked
+        program = self._program
+        if program is None or program.schedule is not asked:
+            program = self._program = Program(asked)
+        return (program, program.singly) if program.tree is None else (None, program.tree)
+
+    def _scheduled(self, program: Program) -> ScheduledPass | None:
+        flow, keys = self._flow, self._order.keys
+        if flow is None or not self.exact or program.schedule.num_blocks != len(keys):
+            return None
+        wrappers = {number: self._wrappers[index] for number, (index, _) in enumerate(keys)}
+        return ScheduledPass(program, self._device, flow, wrappers)
 
     def _effective_cuts(self, plan: Plan) -> Sequence[int]:
         if self._flow is None or not self.exact:

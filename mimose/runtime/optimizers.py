@@ -10,7 +10,9 @@ import torch
 
 from mimose.devices.base import Device
 
-_NUMBERS = 1 << 20
+_MOST_NUMBERS, _LEAST_NUMBERS = 1 << 20, 1 << 14
+_SHARE = 64
+"""The stand-in has this part of the parameters' bytes at most: it has to fit beside them."""
 _STATES_UNKNOWN = 2
 """Adam's two moments: what an optimizer is taken to keep that cannot be tried."""
 
@@ -20,15 +22,16 @@ def optimizer_costs(
 ) -> tuple[int, int]:
     """Return the bytes of an optimizer's state and of what a step needs besides.
 
-    An optimizer of the same class and settings takes two steps on a parameter of 4 MiB of its own,
-    on the device. What it keeps and needs is taken to be in proportion to the parameters.
+    An optimizer of the same class and settings takes two steps on a parameter of its own, of 4 MiB
+    at most, on the device. What it keeps and needs is taken to be in proportion to the parameters.
 
     Args:
         optimizer: The optimizer; None, or one that cannot be made anew, is taken for Adam.
         device: Where to try.
         gradient_bytes: Bytes of all trainable parameters.
     """
-    twin = None if optimizer is None else _twin(optimizer, device)
+    numbers = max(_LEAST_NUMBERS, min(_MOST_NUMBERS, gradient_bytes // (4 * _SHARE)))
+    twin = None if optimizer is None else _twin(optimizer, device, numbers)
     if twin is None:
         return _STATES_UNKNOWN * gradient_bytes, gradient_bytes
     parameter = twin.param_groups[0]["params"][0]
@@ -49,12 +52,14 @@ def optimizer_costs(
     return int(state * gradient_bytes), int(temporary * gradient_bytes)
 
 
-def _twin(optimizer: torch.optim.Optimizer, device: Device) -> torch.optim.Optimizer | None:
+def _twin(
+    optimizer: torch.optim.Optimizer, device: Device, numbers: int
+) -> torch.optim.Optimizer | None:
     """Return an optimizer like ``optimizer`` on a parameter of its own, or None."""
     kind = type(optimizer)
     takes = inspect.signature(kind).parameters
     settings = {name: value for name, value in optimizer.defaults.items() if name in takes}
-    parameter = torch.nn.Parameter(torch.zeros(_NUMBERS, device=device.torch_device))
+    parameter = torch.nn.Parameter(torch.zeros(numbers, device=device.torch_device))
     parameter.grad = torch.zeros_like(parameter)
     with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
         # A user's own class may do anything at all.

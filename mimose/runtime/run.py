@@ -16,8 +16,10 @@ from mimose.runtime.checkpointing import active_checkpoint, checkpointed, keeps_
 from mimose.runtime.dataflow import DataFlow, FlowRecorder, tensors_in
 from mimose.runtime.regions import FlowChanged, OpenRegion, run_block
 from mimose.runtime.rerun import Snapshot
+from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
 from mimose.runtime.wrappers import BlockForward
+from mimose.schedule import AnyPlan
 
 
 class Run:
@@ -33,6 +35,7 @@ class Run:
         collector: Measures every block, if this is a collecting step.
         recorder: Records the data flow, if it is not known yet.
         probing: Whether to find out which calls save nothing for backward.
+        scheduled: Carries an explicit schedule out instead of the plan.
 
     Attributes:
         sequence: The calls made so far.
@@ -51,6 +54,7 @@ class Run:
         "_open",
         "_plan",
         "_recorder",
+        "_scheduled",
         "_split",
         "_trainable",
         "_watching",
@@ -73,8 +77,10 @@ class Run:
         collector: Collector | None = None,
         recorder: FlowRecorder | None = None,
         probing: bool = False,
+        scheduled: ScheduledPass | None = None,
     ) -> None:
         self._plan = plan
+        self._scheduled = scheduled
         self._keys = tuple(keys)
         self._wrappers = {number: wrappers[index] for number, (index, _) in enumerate(keys)}
         self._flow = flow
@@ -108,6 +114,8 @@ class Run:
         block = numbers[nth] if known else numbers[0] if numbers else -1
         if self._open is not None:
             return self._hand_through(block if known else -1, args, kwargs)
+        if self._scheduled is not None:
+            return self._run_scheduled(self._scheduled, key, block, known, wrapper, args, kwargs)
         action = self._actions[block]
         if self._watching:
             return self._watched(key, block, action is not None, wrapper, args, kwargs)
@@ -137,14 +145,51 @@ class Run:
                     "blocks, or without asking for hidden states"
                 )
 
-    def effective_plan(self, numbers: Mapping[Key, int]) -> Plan:
+    def effective_plan(self, numbers: Mapping[Key, int]) -> AnyPlan:
         """Return what was really carried out, blocks numbered as by ``numbers``."""
+        if self._scheduled is not None:
+            return self._effective_schedule(self._scheduled, numbers)
         regions = [Region(numbers[key], numbers[key]) for key in self.ran]
         for _, region in self._handed:
             # Numbers rise where this pass brought calls never seen before.
             shift = numbers[self._keys[region.first]] - region.first
             regions.append(_shifted(region, shift))
         return Plan(max(len(numbers), 1), tuple(sorted(regions, key=lambda r: r.first)))
+
+    def _effective_schedule(self, scheduled: ScheduledPass, numbers: Mapping[Key, int]) -> AnyPlan:
+        schedule = scheduled.schedule
+        if not scheduled.stuck and tuple(self.sequence) == self._keys:
+            return schedule
+        # As near as a tree comes to it.
+        called = set(self.sequence)
+        singly = {
+            numbers[key]
+            for block, key in enumerate(self._keys)
+            if key in called
+            and block in scheduled.program.singly.recomputed
+            and block not in scheduled.stuck
+        }
+        return Plan.recompute_each(max(len(numbers), 1), singly)
+
+    def _run_scheduled(
+        self,
+        scheduled: ScheduledPass,
+        key: Key,
+        block: int,
+        known: bool,
+        wrapper: BlockForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if not known:
+            return wrapper.inner(*args, **kwargs)
+        if self._watching and self._saves_nothing((wrapper,), args, kwargs):
+            self.free.add(key)
+        around = active_checkpoint() is not None
+        if around:
+            self.keep_only.add(key)
+        twice = key not in self.keep_only and not _holds_cache(args, kwargs)
+        return scheduled.run(block, wrapper, args, kwargs, twice=twice)
 
     def _watched(
         self,

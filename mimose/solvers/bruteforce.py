@@ -77,10 +77,11 @@ def best_plan(chain: Chain, memory: int, *, simulated: bool = False) -> Found | 
 
 
 def least_memory(chain: Chain, plan: Plan) -> int:
-    """Return the least memory that Rotor's conditions ask for a plan, the chain's input included.
+    """Return the least memory that Rotor's own conditions ask for, the chain's input included.
 
     They are a little weaker than the simulation: where a block is kept while a gradient larger
-    than its own output waits, they do not count both at the peak of its forward.
+    than its own output waits, they do not count both at the peak of its forward. And they are a
+    little stronger: what a forgotten forward needs is asked for each block, forgotten or not.
     """
     items = children(plan.regions, 0, plan.num_blocks - 1)
     return chain.x[0] + _need(chain, [*items, chain.num_blocks], chain.num_blocks)
@@ -92,23 +93,14 @@ def _need(chain: Chain, items: Sequence[Region | int], last: int) -> int:
     first = item if isinstance(item, int) else item.first
     if first == last:
         if isinstance(item, int):
-            return _leaf(chain, first)
+            return chain.leaf(first)
         return _need(chain, [first], first)
     if not rest and not isinstance(item, int):
         # The whole of a recomputed region again: it runs once.
         return _need(chain, children(item.inner, first, last), last)
-    ends = chain.held[last] + chain.output(last)
-    need = ends + chain.x[first + 1] + chain.forward_temporary[first]
-    for j in range(first + 1, last):
-        need = max(need, ends + chain.x[j] + chain.x[j + 1] + chain.forward_temporary[j])
+    need = chain.end(last) + max(chain.forgotten(j, j == first) for j in range(first, last))
     if isinstance(item, int):
-        need = max(need, _leaf(chain, first))
+        need = max(need, chain.leaf(first))
         return max(need, chain.saved[first] + _need(chain, rest, last))
     inside = _need(chain, children(item.inner, first, item.last), item.last)
     return max(need, inside, chain.x[item.last + 1] + _need(chain, rest, last))
-
-
-def _leaf(chain: Chain, stage: int) -> int:
-    own = chain.held[stage] + chain.output(stage) + chain.saves(stage)
-    forward = chain.forward_temporary[stage]
-    return own + max(forward, chain.x[stage] + chain.backward_temporary[stage])

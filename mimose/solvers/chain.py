@@ -32,7 +32,13 @@ class Chain:
         saved: Size of all that stage ``i < L`` saves for its backward, its output ``x[i + 1]``
             included and its input not (Rotor's xbar of ``i + 1``), L of them.
         forward_temporary: Peak of each forward above its input and what it leaves, L + 1 of them.
+            It may be negative, where not all of that is there at once; so may the others.
         backward_temporary: Peak of each backward above what it reads and writes, L + 1 of them.
+        keep_temporary: As ``forward_temporary``, for a forward that keeps everything, L of them.
+            With it the conditions on memory are exact: a kept forward waits together with the
+            gradient behind it; one whose backward comes next is part of that backward's peak; and
+            what a forgotten forward needs counts only where one is forgotten. Empty for Rotor's
+            own conditions.
         again: Time of stage ``i``'s forward where it is run again as the last stage of a forgotten
             sub-chain: checkpointing stops at the last tensor that backward needs. Empty for
             ``forward``.
@@ -49,6 +55,7 @@ class Chain:
     saved: tuple[int, ...]
     forward_temporary: tuple[int, ...] = ()
     backward_temporary: tuple[int, ...] = ()
+    keep_temporary: tuple[int, ...] = ()
     again: tuple[float, ...] = ()
     held: tuple[int, ...] = ()
     cuts: frozenset[int] = field(default_factory=frozenset)
@@ -69,15 +76,18 @@ class Chain:
             ("saved", stages - 1),
             ("forward_temporary", stages),
             ("backward_temporary", stages),
+            ("keep_temporary", stages - 1),
             ("again", stages),
             ("held", stages),
         ):
             values = getattr(self, name)
+            if not values:
+                continue  # Rotor's own conditions.
             if len(values) != length:
                 raise ValueError(
                     f"a chain of {stages} forward times needs {length} of {name}, not {len(values)}"
                 )
-            if min(values) < 0:
+            if min(values) < 0 and not name.endswith("temporary"):
                 raise ValueError(f"{name} of a chain must not be negative, but {min(values)} is")
 
     @property
@@ -92,6 +102,27 @@ class Chain:
     def saves(self, stage: int) -> int:
         """Return the size of what a stage saves, its output included, 0 for the loss."""
         return self.saved[stage] if stage < self.num_blocks else 0
+
+    def end(self, stage: int) -> int:
+        """Return what is in memory beside a sub-chain that ends at ``stage`` while it runs."""
+        return self.held[stage] + self.output(stage)
+
+    def leaf(self, stage: int) -> int:
+        """Return the memory that a stage needs to run and go straight back, its input left out."""
+        backward = self.x[stage] + self.backward_temporary[stage]
+        if not self.keep_temporary or stage == self.num_blocks:
+            backward = max(backward, self.forward_temporary[stage])
+        return self.end(stage) + self.saves(stage) + backward
+
+    def forgotten(self, stage: int, first: bool) -> int:
+        """Return the memory that a forgotten forward needs beside what :meth:`end` says.
+
+        Args:
+            stage: The stage.
+            first: Whether it is the first of its sub-chain, whose input is kept in any case.
+        """
+        own = self.x[stage + 1] + self.forward_temporary[stage]
+        return own if first else own + self.x[stage]
 
     def reach(self) -> list[int]:
         """Return, for each block, the last block of the longest region that may start there.
@@ -197,13 +228,16 @@ def simulate(chain: Chain, schedule: Plan | Sequence[Operation]) -> Simulated:
         held = chain.held[following]
         if kind in ("CF", "Fn", "Fe"):
             new = chain.saved[stage] if kind == "Fe" else chain.x[stage + 1]
-            peak = max(peak, bytes_now + new + chain.forward_temporary[stage] + held)
+            early = kind == "Fe" and stage == following
+            if kind != "Fe" or not chain.keep_temporary:
+                peak = max(peak, bytes_now + new + chain.forward_temporary[stage] + held)
+            elif not early:
+                peak = max(peak, bytes_now + new + chain.keep_temporary[stage] + held)
             bytes_now += new
             (full if kind == "Fe" else plain).add(stage if kind == "Fe" else stage + 1)
             if kind == "Fn" and stage in plain:
                 plain.remove(stage)
                 bytes_now -= chain.x[stage]
-            early = kind == "Fe" and stage == following
             makespan += chain.again[stage] if early else chain.forward[stage]
             continue
         if kind == "L":

@@ -29,6 +29,7 @@ from mimose.plan import Plan, Region
 from mimose.solvers.chain import Chain
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Choices = np.ndarray[Any, np.dtype[np.int16]]
 
 SLOTS = 500
 """Units into which the memory is divided, as in the released code."""
@@ -52,6 +53,10 @@ class Table:
     _sizes: _Sizes = field(repr=False)
     _best: list[Array] = field(repr=False)
     """``_best[i][l - i, m]`` is C(m, i, l), m in units."""
+    _choices: dict[tuple[int, int], Choices] = field(default_factory=dict, repr=False)
+    """For some i and l, the best choice for each m: the j of a region i..j-1, 0 to keep i."""
+    _known: dict[tuple[int, int, int], tuple[Region, ...]] = field(default_factory=dict, repr=False)
+    """Regions found already; plans share them."""
 
     def makespan(self, memory: int) -> float | None:
         """Return the least time in ``memory`` bytes, the chain's input included; None if too few.
@@ -99,39 +104,27 @@ class Table:
 
     def _regions(self, first: int, last: int, units: int) -> tuple[Region, ...]:
         """Return the regions of the fastest schedule of stages ``first..last``."""
-        sizes, best = self._sizes, self._best
-        forward, backward, again = self.chain.forward, self.chain.backward, self.chain.again
-        once = [min(f, a) + b for f, a, b in zip(forward, again, backward)]
-        # No schedule of what is left takes less than this, up to rounding.
-        least = sum(once[first : last + 1]) * (1 - 1e-9)
+        sizes = self._sizes
         regions: list[Region] = []
+        start = (first, last, units)
+        known = self._known.get(start)
+        if known is not None:
+            return known
         while first < last:
-            choice, fastest, spent = 0, np.inf, 0.0
-            if sizes.may_keep(first, last, self.store_all) and units >= sizes.leaf[first]:
-                rest = units - sizes.saved[first]
-                if rest >= 0:
-                    fastest = forward[first] + backward[first]
-                    fastest += best[first + 1][last - first - 1, rest]
-            for j in range(first + 1, min(last, sizes.reach[first] + 1) + 1):
-                spent += forward[j - 1]
-                if spent + least >= fastest:
-                    break
-                rest = units - sizes.x[j]
-                if rest < 0:
-                    continue
-                seconds = spent + best[j][last - j, rest] + best[first][j - 1 - first, units]
-                if seconds < fastest:
-                    choice, fastest = j, seconds
+            choices = self._choices.get((first, last))
+            if choices is None:
+                choices = _choices(first, last, sizes, self._best, self.store_all)
+                self._choices[first, last] = choices
+            choice = int(choices[units])
             if choice == 0:
                 units -= sizes.saved[first]
-                choice = first + 1
+                first += 1
             else:
                 inner = self._regions(first, choice - 1, units)
                 regions.append(Region(first, choice - 1, inner))
                 units -= sizes.x[choice]
-            least -= sum(once[first:choice])
-            first = choice
-        return tuple(regions)
+                first = choice
+        return self._known.setdefault(start, tuple(regions))
 
 
 class _Sizes:
@@ -140,31 +133,53 @@ class _Sizes:
     Attributes:
         leaf: For each stage, the least memory of ``C(m, i, i)``.
         reach: For each stage, the last stage of the longest region that may start there.
+        widest: For each stage, the bytes that forgetting ``i..j-1`` needs beside the sub-chain's
+            end, as pairs of ``j - i - 1`` and bytes wherever they grow.
     """
 
     def __init__(self, chain: Chain, unit: int) -> None:
-        def units(size: int) -> int:
-            return -(-size // unit)
-
+        self.chain = chain
+        self.unit = unit
+        self.exact = bool(chain.keep_temporary)
         self.loss = chain.num_blocks
-        self.x = [units(s) for s in chain.x] + [0]
-        self.saved = [units(s) for s in chain.saved] + [0]
-        self.held = [units(s) for s in chain.held]
-        self.forward = [units(s) for s in chain.forward_temporary]
-        backward = [units(s) for s in chain.backward_temporary]
-        self.leaf = [
-            self.held[i]
-            + self.x[i + 1]
-            + self.saved[i]
-            + max(self.forward[i], self.x[i] + backward[i])
-            for i in range(self.loss + 1)
-        ]
+        self.x = [self.units(s) for s in chain.x] + [0]
+        self.saved = [self.units(s) for s in chain.saved] + [0]
+        self.leaf = [max(self.units(chain.leaf(i)), 0) for i in range(self.loss + 1)]
         self.reach = [*chain.reach(), self.loss - 1]
+        self.widest = [self._widest(i) for i in range(self.loss)]
+
+    def units(self, size: int) -> int:
+        """Return a size in whole units, rounded up."""
+        return -(-size // self.unit)
+
+    def beside(self, last: int, size: int) -> int:
+        """Return the units of ``size`` bytes beside what waits at the end of a sub-chain."""
+        return max(self.units(self.chain.end(last) + size), 0)
+
+    def keeping(self, stage: int, last: int) -> int:
+        """Return the units that keeping a stage needs while later ones up to ``last`` run."""
+        need = max(self.leaf[stage], self.saved[stage])
+        if not self.exact:
+            # As for what is forgotten: it need not be this stage.
+            widest = max(size for k, size in self.widest[stage] if k < last - stage)
+            need = max(need, self.beside(last, widest))
+        else:
+            own = self.chain.saved[stage] + self.chain.keep_temporary[stage]
+            need = max(need, self.beside(last, own))
+        return need
 
     def may_keep(self, stage: int, last: int, store_all: bool) -> bool:
         """Return whether ``stage`` may be kept while later stages up to ``last`` run."""
         # A block right before the loss is run once in any case: nothing comes between.
-        return store_all or stage + 1 == last == self.loss
+        return store_all or stage + 1 == last == self.loss or stage in self.chain.keep_only
+
+    def _widest(self, first: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for stage in range(first, self.loss):
+            need = self.chain.forgotten(stage, stage == first)
+            if not found or need > found[-1][1]:
+                found.append((stage - first, need))
+        return found
 
 
 def solve(
@@ -208,7 +223,6 @@ def solve(
     for last in range(loss + 1):
         # after[j, m] is before[j] + C(m - x[j], j, last): the term that all regions share.
         after = np.full((last + 1, top), np.inf)
-        widest = 0
         for first in range(last, -1, -1):
             row = best[first][last - first]
             if first == last:
@@ -216,29 +230,86 @@ def solve(
                 row[low:] = (chain.forward if first == loss else chain.again)[first]
                 row[low:] += chain.backward[first]
             else:
-                if first + 1 < last:
-                    j = first + 1
-                    widest = max(widest, sizes.x[j] + sizes.x[j + 1] + sizes.forward[j])
-                low = max(sizes.x[first + 1] + sizes.forward[first], widest)
-                low += sizes.x[last + 1] + sizes.held[last]
-                splits = min(last, sizes.reach[first] + 1) - first
-                if low < top and splits > 0:
-                    total = sums[:splits, low:]
-                    np.add(best[first][:splits, low:], after[first + 1 :][:splits, low:], out=total)
+                low, total = _splits(first, last, sizes, best, after[first + 1 :], sums)
+                if len(total):
                     np.minimum.reduce(total, axis=0, out=row[low:])
                     row[low:] -= before[first]
                 if sizes.may_keep(first, last, store_all):
-                    low = max(low, sizes.leaf[first], sizes.saved[first])
-                    if low < top:
-                        rest = best[first + 1][last - first - 1]
-                        kept = rest[low - sizes.saved[first] : top - sizes.saved[first]]
-                        kept = kept + (chain.forward[first] + chain.backward[first])
-                        np.minimum(row[low:], kept, out=row[low:])
-            if sizes.x[first] < top:
-                np.add(
-                    row[: top - sizes.x[first]], before[first], out=after[first][sizes.x[first] :]
-                )
+                    low, kept = _kept(first, last, sizes, best)
+                    np.minimum(row[low:], kept, out=row[low:])
+            _shift(row, sizes.x[first], before[first], after[first])
         if progress is not None and time.monotonic() - said > 1.0:
             said = time.monotonic()
             progress(f"solved for {last + 1} of {loss + 1} stages")
     return table
+
+
+def _shift(row: Array, size: int, more: float, out: Array) -> None:
+    """Set ``out`` to ``row`` with ``size`` less memory, and ``more`` added."""
+    if size < len(row):
+        np.add(row[: len(row) - size], more, out=out[size:])
+
+
+def _splits(
+    first: int, last: int, sizes: _Sizes, best: list[Array], after: Array, room: Array
+) -> tuple[int, Array]:
+    """Return the times of forgetting ``first..j-1``, a row for each j from ``first + 1`` on.
+
+    Args:
+        first: The first stage.
+        last: The last stage.
+        sizes: The chain's sizes.
+        best: The table so far.
+        after: For each j, the time from j on and what precedes j, with ``x[j]`` less memory.
+        room: Where to put the result.
+
+    Returns:
+        The memory from which on they are given, and the times plus what precedes ``first``.
+    """
+    exact, top = sizes.exact, best[0].shape[1]
+    within = [(k, size) for k, size in sizes.widest[first] if k < last - first]
+    # Rotor asks for the memory of a forgotten forward of every stage, forgotten or not.
+    low = sizes.beside(last, within[0 if exact else -1][1])
+    splits = min(last, sizes.reach[first] + 1) - first
+    if low >= top or splits < 1:
+        return top, room[:0]
+    total = room[:splits, low:]
+    np.add(best[first][:splits, low:], after[:splits, low:], out=total)
+    if exact:
+        for k, size in within[1:]:
+            if k < splits:
+                total[k:, : max(sizes.beside(last, size) - low, 0)] = np.inf
+    return low, total
+
+
+def _kept(first: int, last: int, sizes: _Sizes, best: list[Array]) -> tuple[int, Array]:
+    """Return the memory from which on ``first`` can be kept, and the times from there on."""
+    chain, top, saved = sizes.chain, best[0].shape[1], sizes.saved[first]
+    low = sizes.keeping(first, last)
+    if low >= top:
+        return top, np.empty(0)
+    kept = best[first + 1][last - first - 1][low - saved : top - saved]
+    return low, kept + (chain.forward[first] + chain.backward[first])
+
+
+def _choices(first: int, last: int, sizes: _Sizes, best: list[Array], store_all: bool) -> Choices:
+    """Return, for each memory, the j of the best region ``first..j-1``, 0 to keep ``first``."""
+    top = best[0].shape[1]
+    count = max(min(last, sizes.reach[first] + 1) - first, 0)
+    after = np.full((count, top), np.inf)
+    spent = 0.0
+    for k in range(count):
+        j = first + 1 + k
+        spent += sizes.chain.forward[j - 1]
+        _shift(best[j][last - j], sizes.x[j], spent, after[k])
+    low, total = _splits(first, last, sizes, best, after, np.empty((count, top)))
+    choices = np.zeros(top, np.int16)
+    seconds = np.full(top, np.inf)
+    if len(total):
+        which = total.argmin(axis=0)
+        choices[low:] = which + (first + 1)
+        seconds[low:] = np.take_along_axis(total, which[None], axis=0)[0]
+    if sizes.may_keep(first, last, store_all):
+        low, kept = _kept(first, last, sizes, best)
+        choices[low:][kept <= seconds[low:]] = 0
+    return choices

@@ -53,7 +53,7 @@ def create(parent, **info):
 
 
 def test_the_columns_are_those_of_the_contract_in_their_order():
-    more = "wait_seconds weight decoder_length image_pixels"
+    more = "wait_seconds weight decoder_length image_pixels model_flops hardware_flops"
     assert " ".join(STEPS.names) == f"{DESIGN_COLUMNS} {more}"
     assert " ".join(BLOCKS.names) == (
         "step input_size block activation_bytes output_bytes forward_seconds valid"

@@ -11,7 +11,7 @@ from mimose.solvers.rotor import solve
 
 
 @st.composite
-def chains(draw, most=4, temporaries=True, extensions=True):
+def chains(draw, most=4, temporaries=True, extensions=True, exact=False):
     blocks = draw(st.integers(1, most))
 
     def numbers(top, count, bottom=0):
@@ -23,6 +23,11 @@ def chains(draw, most=4, temporaries=True, extensions=True):
     if temporaries:
         more["forward_temporary"] = numbers(3, blocks + 1)
         more["backward_temporary"] = numbers(3, blocks + 1)
+    if exact:
+        bottom = -2
+        more["forward_temporary"] = numbers(3, blocks + 1, bottom)
+        more["backward_temporary"] = numbers(3, blocks + 1, bottom)
+        more["keep_temporary"] = numbers(3, blocks, bottom)
     if extensions:
         more["again"] = tuple(draw(st.integers(0, f)) for f in forward)
         more["held"] = tuple(sorted(numbers(6, blocks + 1), reverse=True))
@@ -73,6 +78,16 @@ def test_without_temporaries_the_conditions_are_the_simulated_memory(chain, memo
         assert simulate(chain, table.plan(memory)).peak <= memory
 
 
+@settings(deadline=None, max_examples=60)
+@given(chains(exact=True), st.integers(1, 45))
+def test_exact_conditions_are_the_simulated_memory(chain, memory):
+    best = best_plan(chain, memory, simulated=True)
+    table = solve(chain, memory)
+    assert table.makespan(memory) == (None if best is None else best.makespan)
+    if best is not None:
+        assert simulate(chain, table.plan(memory)).peak <= memory
+
+
 @settings(deadline=None, max_examples=10)
 @given(chains(most=5, extensions=False))
 def test_every_amount_of_memory_of_one_table(chain):
@@ -94,18 +109,21 @@ def test_every_amount_of_memory_of_one_table(chain):
 def test_revolve_is_the_best_that_stores_inputs_only(chain):
     table = solve(chain, 60, store_all=False)
     last = chain.num_blocks - 1
-    plans = [p for p in all_plans(chain.num_blocks) if chain.allows(p) and _inputs_only(p, last)]
+    keep = chain.keep_only
+    plans = [
+        p for p in all_plans(chain.num_blocks) if chain.allows(p) and _inputs_only(p, last, keep)
+    ]
     for memory, makespan in table.steps():
         fits = [p for p in plans if least_memory(chain, p) <= memory]
         assert makespan == min(simulate(chain, p).makespan for p in fits)
-        assert _inputs_only(table.plan(memory), last)
+        assert _inputs_only(table.plan(memory), last, keep)
 
 
-def _inputs_only(plan, last):
+def _inputs_only(plan, last, keep):
     """Whether no block is kept but the last, and within regions none but each region's last."""
 
     def only(regions, first, end):
-        covered = {b for r in regions for b in range(r.first, r.last + 1)}
+        covered = keep | {b for r in regions for b in range(r.first, r.last + 1)}
         if set(range(first, end)) - covered:
             return False
         return all(only(r.inner, r.first, r.last) for r in regions)

@@ -1,0 +1,133 @@
+"""The plans that planners of chains choose from, none of which depends on the budget.
+
+That a larger budget never makes a plan slower follows: what fits a budget fits a larger one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mimose.costs import grown_gradients
+from mimose.plan import Plan
+from mimose.planners.static import Progress, StepCosts
+from mimose.solvers import rotor, segments
+from mimose.solvers.block_chain import block_chain
+from mimose.solvers.chain import Chain, simulate
+
+_LEAST_SLOTS, _MOST_SLOTS, _SLOTS_TIMES_BLOCKS = 500, 8000, 100_000
+_REMEMBERED = 4
+
+
+def chain_of(costs: StepCosts) -> Chain:
+    """Return the chain of the step that is planned for."""
+    count = costs.num_blocks
+    grown = None
+    if not costs.situation.grads_resident:
+        grown = grown_gradients(costs.info, count)
+    return block_chain(costs.profile, grown, cuts=costs.cuts, keep_only=kept(costs))
+
+
+def kept(costs: StepCosts) -> frozenset[int]:
+    """Return the blocks that are always kept."""
+    return frozenset(range(costs.num_blocks)).difference(costs.blocks)
+
+
+def segmented(costs: StepCosts, found: segments.Segments, *, keep_last: bool) -> Plan:
+    """Return the plan of these segments, cut where it must be."""
+    return segments.to_plan(
+        costs.num_blocks, found, keep_last=keep_last, cuts=costs.cuts, keep=kept(costs)
+    )
+
+
+def every_block(costs: StepCosts) -> list[Plan]:
+    """Return the two plans that need no search: nothing recomputed, and every block by itself."""
+    count = costs.num_blocks
+    return [Plan.keep_all(count), Plan.recompute_each(count, costs.blocks)]
+
+
+def equal_segments(
+    costs: StepCosts, cut: Callable[[int, int], segments.Segments] = segments.equal
+) -> list[Plan]:
+    """Return the plans of any number of equal segments, the last one kept."""
+    count = costs.num_blocks
+    return [segmented(costs, cut(count, n), keep_last=True) for n in range(1, count + 1)]
+
+
+def chen_segments(costs: StepCosts) -> list[Plan]:
+    """Return the plans of every bound of Chen's Algorithm 3, the last segment recomputed or kept.
+
+    What a block computes is its activations and its output.
+    """
+    profile = costs.profile
+    always = kept(costs)
+    sizes = [
+        0 if block in always else activation + output
+        for block, (activation, output) in enumerate(zip(profile.activation, profile.output))
+    ]
+    return [
+        segmented(costs, found, keep_last=keep_last)
+        for found in segments.all_chen(sizes, cuts=costs.cuts)
+        for keep_last in (False, True)
+    ]
+
+
+def schedules(
+    costs: StepCosts,
+    *,
+    store_all: bool,
+    slots: int | None = None,
+    progress: Progress | None = None,
+) -> Sequence[Plan]:
+    """Return the optimal schedules of the step's chain in every amount of memory.
+
+    Sizes are rounded up to units of memory, the more the more memory there is. So there is a table
+    for each doubling of the memory. The peak model judges what is found, so that rounding costs
+    optimality at most.
+
+    Args:
+        costs: The step.
+        store_all: Whether blocks may be kept (Rotor) or inputs only (revolve).
+        slots: Units of memory in each table; by default as many as are solved in seconds.
+        progress: Is told how far a long solve has come.
+    """
+    chain = chain_of(costs)
+    count = chain.num_blocks
+    if slots is None:
+        slots = min(max(_SLOTS_TIMES_BLOCKS // count, _LEAST_SLOTS), _MOST_SLOTS)
+    key = (chain, store_all, slots)
+    found = _remembered.get(key)
+    if found is None:
+        found = tuple(_schedules(chain, store_all, slots, progress))
+        if len(_remembered) >= _REMEMBERED:
+            del _remembered[next(iter(_remembered))]
+        _remembered[key] = found
+    return found
+
+
+_remembered: dict[tuple[Chain, bool, int], tuple[Plan, ...]] = {}
+"""The schedules of the chains planned for last: planning for several budgets solves once."""
+
+
+def _schedules(
+    chain: Chain, store_all: bool, slots: int, progress: Progress | None
+) -> dict[Plan, None]:
+    count = chain.num_blocks
+    most = max(simulate(chain, Plan.keep_all(count)).peak, 1)
+    # With every size rounded up, keeping everything needs up to a unit a block more.
+    bound = round(most / (1 - min(count / slots, 0.5)))
+    found: dict[Plan, None] = {}
+    while True:
+        say = None if progress is None else _prefixed(progress, f"in up to {bound:,} bytes: ")
+        table = rotor.solve(chain, bound, slots, store_all=store_all, progress=say)
+        for memory, _ in table.steps():
+            plan = table.plan(memory)
+            assert plan is not None, "a step is feasible"
+            found[plan] = None
+        # Small sizes are exact in units of a byte.
+        if table.least is None or table.unit == 1:
+            return found
+        bound //= 2
+
+
+def _prefixed(progress: Progress, text: str) -> Progress:
+    return lambda said: progress(text + said)
