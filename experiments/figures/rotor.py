@@ -1,9 +1,9 @@
 """Rotor beside its rivals on ResNet-1001, as in its authors' evaluation.
 
 Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, *Optimal Checkpointing for Heterogeneous Chains*,
-2019, arXiv:1911.13214: images of 224 x 224 in batches of 8 would take 225 GiB without checkpointing,
-over 16 times what Rotor needs; over depths, image and batch sizes Rotor's throughput is 17.2 %
-above that of the best of its rivals, periodic segments and *revolve*.
+2019, arXiv:1911.13214: images of 224 x 224 in batches of 8 would take 225 GiB without
+checkpointing, over 16 times what Rotor needs; over depths, image and batch sizes Rotor's throughput
+is 17.2 % above that of the best of its rivals, periodic segments and *revolve*.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def check(open_device: OpenDevice, *, blocks: int = BLOCKS[0], say: Say = silent
         cells = [
             cell for budget in budgets for cell in _column(session, workload, measured, budget, say)
         ]
-    assert plain.peak_allocated_bytes is not None and plain.step_seconds is not None
+    assert plain.peak_allocated_bytes is not None
+    assert plain.step_seconds is not None
     is_whole = blocks == BLOCKS[0]
     rows = ()
     if is_whole:
@@ -109,8 +110,8 @@ def check(open_device: OpenDevice, *, blocks: int = BLOCKS[0], say: Say = silent
             + f" over these budgets; the paper's mean over depths and sizes is {GAIN:+.1%}",
             f"Rotor's least budget here is {format_bytes(least)}; the paper's peak is below "
             f"{format_bytes(PLAIN_BYTES // TIMES_LESS)}, a sixteenth of plain training's",
-            "the paper's 9.18 images/s are out of reach for this network: forward and backward take "
-            "56 TFLOPs a batch in fp32, so that the GPU's peak of 15.7 TFLOP/s allows for 2.2. "
+            "the paper's 9.18 images/s are out of reach for this network: forward and backward "
+            "take 56 TFLOPs a batch in fp32, and the GPU's peak of 15.7 TFLOP/s allows for 2.2. "
             "Stages a quarter as wide in batches of 32 need the same memory at a sixteenth of the "
             "FLOPs an image; which of both was run is not known",
         ),
@@ -132,9 +133,8 @@ def _column(
             continue
         session.handle.device.release_cache()
         record = session.take(workload.batch())
-        say(
-            f"resnet1001: {name} at {format_bytes(budget)}, solved in {solution.solve_seconds:.1f} s"
-        )
+        solved = f"solved in {solution.solve_seconds:.1f} s"
+        say(f"resnet1001: {name} at {format_bytes(budget)}, {solved}")
         cells.append(
             Cell(
                 name,

@@ -14,7 +14,9 @@ from mimose.solvers import rotor, segments
 from mimose.solvers.block_chain import block_chain
 from mimose.solvers.chain import Chain, simulate
 
-_LEAST_SLOTS, _MOST_SLOTS, _SLOTS_TIMES_BLOCKS = 500, 8000, 100_000
+_LEAST_SLOTS, _MOST_SLOTS = 500, 8000
+_TABLE_ENTRIES = 40_000_000  # Eight bytes each.
+_FINE = 8
 _REMEMBERED = 4
 
 
@@ -80,9 +82,9 @@ def schedules(
 ) -> Sequence[Plan]:
     """Return the optimal schedules of the step's chain in every amount of memory.
 
-    Sizes are rounded up to units of memory, the more the more memory there is. So there is a table
-    for each doubling of the memory. The peak model judges what is found, so that rounding costs
-    optimality at most.
+    Sizes are rounded up to units of memory, which are the larger the more memory a table goes up
+    to. So there is a table for half the memory, and so on, until the least memory is counted finely
+    as well. The peak model judges what is found: rounding costs optimality at most.
 
     Args:
         costs: The step.
@@ -93,7 +95,7 @@ def schedules(
     chain = chain_of(costs)
     count = chain.num_blocks
     if slots is None:
-        slots = min(max(_SLOTS_TIMES_BLOCKS // count, _LEAST_SLOTS), _MOST_SLOTS)
+        slots = min(max(2 * _TABLE_ENTRIES // count**2, _LEAST_SLOTS), _MOST_SLOTS)
     key = (chain, store_all, slots)
     found = _remembered.get(key)
     if found is None:
@@ -112,8 +114,9 @@ def _schedules(
     chain: Chain, store_all: bool, slots: int, progress: Progress | None
 ) -> dict[Plan, None]:
     count = chain.num_blocks
-    most = max(simulate(chain, Plan.keep_all(count)).peak, 1)
-    # With every size rounded up, keeping everything needs up to a unit a block more.
+    chosen = [] if store_all else [b for b in range(count) if b not in chain.keep_only]
+    most = max(simulate(chain, Plan.recompute_each(count, chosen)).peak, 1)
+    # With every size rounded up, even that needs up to a unit a block more.
     bound = round(most / (1 - min(count / slots, 0.5)))
     found: dict[Plan, None] = {}
     while True:
@@ -123,8 +126,7 @@ def _schedules(
             plan = table.plan(memory)
             assert plan is not None, "a step is feasible"
             found[plan] = None
-        # Small sizes are exact in units of a byte.
-        if table.least is None or table.unit == 1:
+        if table.unit == 1 or table.least is None or table.least * _FINE > bound:
             return found
         bound //= 2
 

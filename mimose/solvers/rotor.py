@@ -144,6 +144,7 @@ class _Sizes:
         self.loss = chain.num_blocks
         self.x = [self.units(s) for s in chain.x] + [0]
         self.saved = [self.units(s) for s in chain.saved] + [0]
+        self.ends = [chain.end(i) for i in range(self.loss + 1)]
         self.leaf = [max(self.units(chain.leaf(i)), 0) for i in range(self.loss + 1)]
         self.reach = [*chain.reach(), self.loss - 1]
         self.widest = [self._widest(i) for i in range(self.loss)]
@@ -154,19 +155,23 @@ class _Sizes:
 
     def beside(self, last: int, size: int) -> int:
         """Return the units of ``size`` bytes beside what waits at the end of a sub-chain."""
-        return max(self.units(self.chain.end(last) + size), 0)
+        return max(self.units(self.ends[last] + size), 0)
 
     def keeping(self, stage: int, last: int) -> int:
         """Return the units that keeping a stage needs while later ones up to ``last`` run."""
         need = max(self.leaf[stage], self.saved[stage])
-        if not self.exact:
-            # As for what is forgotten: it need not be this stage.
-            widest = max(size for k, size in self.widest[stage] if k < last - stage)
-            need = max(need, self.beside(last, widest))
-        else:
+        if self.exact:
             own = self.chain.saved[stage] + self.chain.keep_temporary[stage]
-            need = max(need, self.beside(last, own))
-        return need
+            return max(need, self.beside(last, own))
+        # As for what is forgotten: it need not be this stage.
+        return max(need, self.beside(last, self.before(stage, last)[-1][1]))
+
+    def before(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return what is in ``widest`` for stages before ``last``."""
+        found = self.widest[first]
+        if found[-1][0] < last - first:
+            return found
+        return [pair for pair in found if pair[0] < last - first]
 
     def may_keep(self, stage: int, last: int, store_all: bool) -> bool:
         """Return whether ``stage`` may be kept while later stages up to ``last`` run."""
@@ -223,18 +228,23 @@ def solve(
     for last in range(loss + 1):
         # after[j, m] is before[j] + C(m - x[j], j, last): the term that all regions share.
         after = np.full((last + 1, top), np.inf)
+        enough = sizes.leaf[last]  # To recompute nothing, than which nothing is faster.
         for first in range(last, -1, -1):
             row = best[first][last - first]
             if first == last:
-                low = sizes.leaf[first]
+                low = enough
                 row[low:] = (chain.forward if first == loss else chain.again)[first]
                 row[low:] += chain.backward[first]
             else:
-                low, total = _splits(first, last, sizes, best, after[first + 1 :], sums)
+                keep = sizes.may_keep(first, last, store_all)
+                enough = max(enough + sizes.saved[first], sizes.keeping(first, last))
+                if not keep:
+                    enough = top
+                low, total = _splits(first, last, sizes, best, after[first + 1 :], sums[:, :enough])
                 if len(total):
-                    np.minimum.reduce(total, axis=0, out=row[low:])
-                    row[low:] -= before[first]
-                if sizes.may_keep(first, last, store_all):
+                    np.minimum.reduce(total, axis=0, out=row[low:enough])
+                    row[low:enough] -= before[first]
+                if keep:
                     low, kept = _kept(first, last, sizes, best)
                     np.minimum(row[low:], kept, out=row[low:])
             _shift(row, sizes.x[first], before[first], after[first])
@@ -261,20 +271,20 @@ def _splits(
         sizes: The chain's sizes.
         best: The table so far.
         after: For each j, the time from j on and what precedes j, with ``x[j]`` less memory.
-        room: Where to put the result.
+        room: Where to put the result; as many amounts of memory are looked at as it has columns.
 
     Returns:
         The memory from which on they are given, and the times plus what precedes ``first``.
     """
-    exact, top = sizes.exact, best[0].shape[1]
-    within = [(k, size) for k, size in sizes.widest[first] if k < last - first]
+    exact, top = sizes.exact, room.shape[1]
+    within = sizes.before(first, last)
     # Rotor asks for the memory of a forgotten forward of every stage, forgotten or not.
     low = sizes.beside(last, within[0 if exact else -1][1])
     splits = min(last, sizes.reach[first] + 1) - first
     if low >= top or splits < 1:
         return top, room[:0]
     total = room[:splits, low:]
-    np.add(best[first][:splits, low:], after[:splits, low:], out=total)
+    np.add(best[first][:splits, low:top], after[:splits, low:top], out=total)
     if exact:
         for k, size in within[1:]:
             if k < splits:
