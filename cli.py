@@ -8,7 +8,6 @@ interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled error.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -860,9 +859,10 @@ def _fail(error: BaseException) -> int:
 def main() -> None:
     """Run the command line and exit with its code."""
     from mimose.costs import Infeasible
+    from mimose_bench.experiments import stopping
 
     # Schedulers end a job with SIGTERM: it is recorded like one ended at the keyboard.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stopping.install()
     try:
         try:
             app(prog_name="mimose-bench")

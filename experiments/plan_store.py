@@ -33,6 +33,10 @@ FILE_NAME = "plans.json"
 SCHEMA_VERSION = 1
 """Raised whenever a key or a solution changes its meaning: older plans are then not reused."""
 
+INTERRUPTED = "interrupted"
+"""What a solution's details say of a solve that was ended early: nobody else is to make do with it.
+"""
+
 Key = Mapping[str, Any]
 
 # What a task says of itself that changes no memory and no time.
@@ -113,9 +117,12 @@ def find(root: Path, key: Key, *, own: Path | None = None) -> tuple[Stored | Non
             if entry["key"] != key:
                 continue
             try:
-                return Stored(Solution.from_json(entry["solution"]), folder), problems
+                solution = Solution.from_json(entry["solution"])
             except ValueError as error:
                 problems.append(f"{path} was passed over: {error}")
+                continue
+            if not solution.details.get(INTERRUPTED):
+                return Stored(solution, folder), problems
     return None, problems
 
 

@@ -26,6 +26,11 @@ from mimose_bench.experiments.tasks.base import Task
 
 Say = Callable[[str], None]
 
+SAID_SECONDS = 5.0
+"""Least time between two lines about a solve that is under way."""
+
+INTERRUPTED = plan_store.INTERRUPTED
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -122,7 +127,9 @@ def prepare(
     measured = _measure(config, trainer, size, shown)
     profile = _described(measured, time.perf_counter() - started)
     say(f"profiled in {format_seconds(profile['seconds'])}, solving")
-    solution = planner.take_profile(measured, say)
+    solution = planner.take_profile(measured, _now_and_then(say))
+    if solution.details.get(INTERRUPTED):
+        say("interrupted: the run goes on with the best plan so far; once more ends it")
     say(told(solution))
     return Prepared(solution, profile, None, key)
 
@@ -155,6 +162,18 @@ def least_budget(trainer: Trainer, size: Size, error: ProfileError) -> ProfileEr
         f"{format_bytes(least, up=True)} ({least} bytes): give that, or a smaller --plan-size",
         least,
     )
+
+
+def _now_and_then(say: Say) -> Say:
+    said = time.monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal said
+        if time.monotonic() - said >= SAID_SECONDS:
+            said = time.monotonic()
+            say(f"solving: {text}")
+
+    return tell
 
 
 def _measure(config: RunConfig, trainer: Trainer, size: Size, shown: str) -> Measured:

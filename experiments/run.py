@@ -22,7 +22,7 @@ from mimose.planners import make_planner
 from mimose.planners.static import Static
 from mimose.records import Size
 from mimose.units import format_bytes
-from mimose_bench.experiments import environment, plan_store
+from mimose_bench.experiments import environment, plan_store, stopping
 from mimose_bench.experiments.clock import clock_of, device_name
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.course import Course, course_of
@@ -203,6 +203,7 @@ def _prepare(
     else:
         plan_store.keep(writer.directory, [(prepared.key, prepared.solution)])
         writer.update(**prepared.to_json())
+        stopping.check()
         return None
     if config.on_oom == "skip" and _needs_no_profile(planner):
         say(f"{failed}; --on-oom skip goes on without a profile")

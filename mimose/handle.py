@@ -35,6 +35,7 @@ from mimose.runtime.optimizers import optimizer_costs
 from mimose.runtime.recovery import Undo, add_to_message, drop_frames
 from mimose.runtime.sizes import size_of
 from mimose.runtime.step import OpenStep
+from mimose.schedule import AnyPlan
 from mimose.units import format_bytes, parse_bytes
 
 T = TypeVar("T")
@@ -373,6 +374,7 @@ class Handle:
         plan: Plan,
         optimizer: torch.optim.Optimizer | None = None,
         keeps_gradients: bool = False,
+        grads_are_zero: bool = False,
     ) -> Measured:
         """Run the passes of :meth:`profile` and return what they show, for any planner.
 
@@ -382,6 +384,8 @@ class Handle:
             plan: What the passes carry out: :meth:`mimose.planners.static.Static.profiling_plan`.
             optimizer: What will train the model.
             keeps_gradients: Whether the loop leaves gradients allocated between steps.
+            grads_are_zero: Whether gradients that exist already are known to be zeros, so that
+                nobody has to look.
 
         Raises:
             ValueError: If there are gradients already.
@@ -392,7 +396,9 @@ class Handle:
         device = self.device
         # The first pass counts FLOPs, which takes time, and warms up what has to be.
         records = [
-            self._profiled_pass(plan, function, size, keeps_gradients, count=number == 0)
+            self._profiled_pass(
+                plan, function, size, keeps_gradients, grads_are_zero, count=number == 0
+            )
             for number in range(1 + _TIMED_PASSES[device.kind])
         ]
         trainable = [p for p in self._parameters if p.requires_grad]
@@ -415,11 +421,12 @@ class Handle:
         function: Callable[[], Any],
         size: Size,
         keeps_gradients: bool,
+        grads_are_zero: bool,
         *,
         count: bool,
     ) -> StepRecord:
         device = self.device
-        self._undo.save()
+        self._undo.save(grads_are_zero=grads_are_zero)
         if not self._undo.possible:
             raise ValueError(
                 "there are gradients, which profiling would mix with its own: call "
@@ -457,7 +464,7 @@ class Handle:
         self._bind()
         return record
 
-    def stand_in(self, plan: Plan, forward: Stage, backward: Stage) -> None:
+    def stand_in(self, plan: AnyPlan, forward: Stage, backward: Stage) -> None:
         """Carry out the open step's passes by stand-ins, as a replayed step does.
 
         Args:
@@ -529,15 +536,19 @@ class Handle:
         """The step that has begun and not ended."""
         return self._step
 
-    def bearing_on(self, plan: Plan) -> tuple[Any, ...]:
+    def bearing_on(self, plan: AnyPlan) -> tuple[Any, ...]:
         """Return what carrying ``plan`` out depends on besides it: what the executor has learned.
 
         Whether two steps with one plan run alike can be told from it.
         """
         executor = self._executor
-        if not plan.regions:
-            return (executor.exact,)
-        cuts = executor.cuts if plan.spans_blocks else None
+        if isinstance(plan, Plan):
+            if not plan.regions and not plan.cores:
+                return (executor.exact,)
+            spans = plan.spans_blocks
+        else:
+            spans = True
+        cuts = executor.cuts if spans else None
         return executor.exact, cuts, executor.free, executor.keep_only
 
     @property
@@ -591,6 +602,7 @@ class Handle:
                 cuts=executor.cuts,
                 free=executor.free,
                 keep_only=executor.keep_only,
+                cores=executor.cores,
                 budget_bytes=self.budget_bytes,
                 grad_bytes=grads,
                 other_grad_bytes=others,

@@ -35,6 +35,8 @@ class ModelInfo:
             the data flow has been recorded (no region of several blocks is carried out before).
         free: Blocks that save nothing for backward (frozen ones): recomputing them is useless.
         keep_only: Blocks that must not run twice (they change their input or keep state).
+        cores: Blocks of which the attention core alone can run again; None until a plan with cores
+            has been carried out.
         budget_bytes: Bound on reserved bytes, or None without one.
         grad_bytes: For each block, the bytes of the gradients of the parameters it owns (those
             first used by it); see ``other_grad_bytes`` for the rest of the model.
@@ -47,6 +49,7 @@ class ModelInfo:
     cuts: tuple[int, ...] | None = None
     free: frozenset[int] = frozenset()
     keep_only: frozenset[int] = frozenset()
+    cores: frozenset[int] | None = None
     budget_bytes: int | None = None
     grad_bytes: tuple[int, ...] = ()
     other_grad_bytes: int = 0
@@ -178,6 +181,9 @@ class BlockSample:
         forward_flops: FLOPs of its plain forward; None where they were not counted.
         recompute_flops: FLOPs of its second run in backward, likewise.
         backward_flops: FLOPs of its backward, its second run left out, likewise.
+        core_seconds: Part of ``backward_seconds`` that its attention core's second run took, where
+            that is recomputed on its own.
+        core_flops: FLOPs of that, likewise.
     """
 
     block: int
@@ -198,6 +204,8 @@ class BlockSample:
     forward_flops: int | None = None
     recompute_flops: int | None = None
     backward_flops: int | None = None
+    core_seconds: float = 0.0
+    core_flops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

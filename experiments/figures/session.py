@@ -109,6 +109,7 @@ class Session:
             plan=plan,
             optimizer=self._trainer.optimizer,
             keeps_gradients=True,
+            grads_are_zero=True,
         )
 
     def plan_once(self, planner: Static, measured: Measured, budget_bytes: int | None) -> Solution:

@@ -12,12 +12,15 @@ from typing import Any, cast
 
 from mimose.planners.base import Planner
 from mimose.planners.baseline import Baseline
+from mimose.planners.checkmate import Checkmate
+from mimose.planners.checkmate_lp import CheckmateLP
 from mimose.planners.fixed import Fixed
 from mimose.planners.full import Full
 from mimose.planners.mimose import Mimose
 from mimose.planners.periodic import Periodic
 from mimose.planners.revolve import Revolve
 from mimose.planners.rotor import Rotor
+from mimose.planners.selective import Selective
 from mimose.planners.sqrt_n import SqrtN
 from mimose.planners.sublinear import Sublinear
 from mimose.planners.sublinear_greedy import SublinearGreedy
@@ -27,6 +30,7 @@ __all__ = ["PLANNERS", "Planner", "make_planner", "planner_options"]
 PLANNERS: dict[str, type[Planner]] = {
     "baseline": Baseline,
     "full": Full,
+    "selective": Selective,
     "fixed": Fixed,
     "mimose": Mimose,
     "sublinear": Sublinear,
@@ -35,6 +39,8 @@ PLANNERS: dict[str, type[Planner]] = {
     "periodic": Periodic,
     "revolve": Revolve,
     "rotor": Rotor,
+    "checkmate": Checkmate,
+    "checkmate-lp": CheckmateLP,
 }
 """Every planner by its name on the command line."""
 

@@ -50,7 +50,7 @@ class Fixed(Constant):
         """
         info, plan = self.info, self._plan
         if self._open_ended and plan.num_blocks < info.num_blocks:
-            plan = Plan(info.num_blocks, plan.regions)
+            plan = Plan(info.num_blocks, plan.regions, plan.cores)
         if info.exact and plan.num_blocks != info.num_blocks:
             raise ValueError(
                 f"the fixed plan covers {plan.num_blocks} blocks, but the model has "

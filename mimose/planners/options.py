@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mimose.units import BYTES_HELP, parse_bytes
 
 
@@ -33,3 +35,19 @@ def byte_count(name: str, value: int | str) -> int:
         return parse_bytes(value)
     except ValueError:
         raise ValueError(f"{name} must be 0 or {BYTES_HELP}, not {value!r}") from None
+
+
+def number(name: str, value: float | str, least: float, *, above: bool = False) -> float:
+    """Return ``value`` as a ``float``.
+
+    Raises:
+        ValueError: If it is not a finite number of at least ``least``, or not ``above`` it.
+    """
+    bound = f"above {least:g}" if above else f"of at least {least:g}"
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = float("nan")
+    if not math.isfinite(found) or found < least or (above and found == least):
+        raise ValueError(f"{name} must be a number {bound}, not {value!r}")
+    return found

@@ -16,6 +16,7 @@ from mimose.plan import Plan
 from mimose.records import Collected
 from mimose.runtime.blocks import BlockModule
 from mimose.runtime.calls import CallOrder, Key
+from mimose.runtime.cores import SUPPORTED
 from mimose.runtime.dataflow import DataFlow, FlowRecorder, has_foreign_hooks, tensors_in
 from mimose.runtime.program import Program
 from mimose.runtime.regions import FlowChanged
@@ -43,6 +44,7 @@ class Executor:
         cuts: Where no region may span (see :class:`mimose.records.ModelInfo`); None until known.
         free: Blocks that save nothing for backward.
         keep_only: Blocks that must not run twice.
+        cores: Blocks of which the attention core alone can run again; None until it was tried.
         version: Rises whenever one of these facts changes.
     """
 
@@ -71,6 +73,7 @@ class Executor:
         self.cuts: tuple[int, ...] | None = None
         self.free: frozenset[int] = frozenset()
         self.keep_only: frozenset[int] = frozenset()
+        self.cores: frozenset[int] | None = None
         self._model = model
         self._device = device
         self._on_forward = on_forward
@@ -84,6 +87,7 @@ class Executor:
         self._flow: DataFlow | None = None
         self._free: set[Key] = set()
         self._keep_only: set[Key] = set()
+        self._cored: set[Key] | None = None
         self._trainable: list[bool] | None = None
         self._trainable_blocks = [True] * len(blocks)
         self._warned = False
@@ -203,7 +207,7 @@ class Executor:
             signature = self._signature(args, kwargs)
             self._flow = self._flows.get(signature)
             recorder = FlowRecorder() if self._flow is None else None
-        scheduled = None
+        scheduled, cores = None, plan.cores
         if collect:
             plan = Plan.recompute_each(len(self._order.keys))
         elif program is not None:
@@ -221,6 +225,7 @@ class Executor:
             recorder=recorder,
             probing=probing or not self.exact,
             scheduled=scheduled,
+            cores=cores,
         )
         for wrapper in self._wrappers:
             wrapper.count = 0
@@ -240,6 +245,8 @@ class Executor:
             self._switch.run = None
         self._learn(run, recorder, signature, output, probing)
         self._trainable = trainable
+        if cores:
+            self._check_cores(run)
         return output
 
     def _translated(self, asked: AnyPlan) -> tuple[Program | None, Plan]:
@@ -257,6 +264,14 @@ class Executor:
             return None
         wrappers = {number: self._wrappers[index] for number, (index, _) in enumerate(keys)}
         return ScheduledPass(program, self._device, flow, wrappers)
+
+    def _check_cores(self, run: Run) -> None:
+        if not run.cored and not self._cored:
+            raise ValueError(
+                f"no attention core was found in {type(self._model).__name__}, so that none can be "
+                f"recomputed on its own: choose another planner, or a model that is supported "
+                f"({SUPPORTED})"
+            )
 
     def _effective_cuts(self, plan: Plan) -> Sequence[int]:
         if self._flow is None or not self.exact:
@@ -299,6 +314,8 @@ class Executor:
             self._free = set(run.free)
         else:
             self._free |= run.free
+        if run.cored:
+            self._cored = run.cored | (self._cored or set())
         numbers = {key: number for number, key in enumerate(self._order.keys)}
         self._effective = run.effective_plan(numbers)
         self._publish()
@@ -312,10 +329,13 @@ class Executor:
             None if self._flow is None else self._all_cuts(self._flow),
             frozenset(n for n, key in enumerate(keys) if key in self._free),
             frozenset(n for n, key in enumerate(keys) if key in self._keep_only),
+            None
+            if self._cored is None
+            else frozenset(n for n, key in enumerate(keys) if key in self._cored),
         )
-        known = (self.block_names, self.exact, self.cuts, self.free, self.keep_only)
+        known = (self.block_names, self.exact, self.cuts, self.free, self.keep_only, self.cores)
         if facts != known:
-            self.block_names, self.exact, self.cuts, self.free, self.keep_only = facts
+            self.block_names, self.exact, self.cuts, self.free, self.keep_only, self.cores = facts
             self.block_modules = tuple(self._wrappers[i].module for i, _ in keys)
             self.version += 1
 

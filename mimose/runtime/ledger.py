@@ -1,7 +1,8 @@
 """Whose time and FLOPs they are: a collecting step, cut into parts by moments in the device's work.
 
 The parts are those of :class:`mimose.records.BlockSample` (a block's plain forward, its second run
-in backward, the rest of its backward), the collector's own doings, and all the rest.
+in backward, its attention core's, the rest of its backward), the collector's own doings, and all
+the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from mimose.devices.base import Device
 from mimose.runtime.calls import Key
 
-Part = tuple[Literal["forward", "recompute", "backward"], Key]
+Part = tuple[Literal["forward", "recompute", "core", "backward"], Key]
 """What a block does and which."""
 
 OUTSIDE = ("outside", None)
@@ -69,9 +70,9 @@ class Ledger:
             spent[part] += self._device.seconds_between(start, end)  # type: ignore[assignment]
         return spent
 
-    def flops_of(self, part: Any) -> int | None:
-        """Return the FLOPs of a part; None if they were not counted."""
-        return self.flops[part] if self.counts else None
+    def flops_of(self, *parts: Any) -> int | None:
+        """Return the FLOPs of some parts together; None if they were not counted."""
+        return sum(self.flops[part] for part in parts) if self.counts else None
 
     def counting(self) -> AbstractContextManager[Any]:
         """Return a context in which FLOPs are counted, if they are to be."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils import _pytree as pytree
 from mimose.plan import Plan, Region
 from mimose.runtime.calls import Key
 from mimose.runtime.checkpointing import active_checkpoint, checkpointed, keeps_state
+from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import DataFlow, FlowRecorder, tensors_in
 from mimose.runtime.regions import FlowChanged, OpenRegion, run_block
 from mimose.runtime.rerun import Snapshot
@@ -36,10 +39,13 @@ class Run:
         recorder: Records the data flow, if it is not known yet.
         probing: Whether to find out which calls save nothing for backward.
         scheduled: Carries an explicit schedule out instead of the plan.
+        cores: Blocks of which the attention core is recomputed on its own; in a collecting step
+            within the recomputed block.
 
     Attributes:
         sequence: The calls made so far.
         ran: The calls that were checkpointed on their own.
+        cored: The calls whose attention core was recomputed on its own.
         free: Calls found to save nothing for backward, and so run plainly.
         keep_only: Calls that must not run twice, those found now included.
     """
@@ -47,6 +53,7 @@ class Run:
     __slots__ = (
         "_actions",
         "_collector",
+        "_cores",
         "_default",
         "_flow",
         "_handed",
@@ -59,6 +66,7 @@ class Run:
         "_trainable",
         "_watching",
         "_wrappers",
+        "cored",
         "free",
         "keep_only",
         "ran",
@@ -78,8 +86,10 @@ class Run:
         recorder: FlowRecorder | None = None,
         probing: bool = False,
         scheduled: ScheduledPass | None = None,
+        cores: Iterable[int] = (),
     ) -> None:
         self._plan = plan
+        self._cores = frozenset(cores)
         self._scheduled = scheduled
         self._keys = tuple(keys)
         self._wrappers = {number: wrappers[index] for number, (index, _) in enumerate(keys)}
@@ -101,6 +111,7 @@ class Run:
         self.keep_only = keep_only
         self.free: set[Key] = set()
         self.ran: set[Key] = set()
+        self.cored: set[Key] = set()
         self.sequence: list[Key] = []
 
     def call(self, wrapper: BlockForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,7 +131,7 @@ class Run:
         if self._watching:
             return self._watched(key, block, action is not None, wrapper, args, kwargs)
         if action is None:
-            return wrapper.inner(*args, **kwargs)
+            return self._keep(key, block, wrapper, args, kwargs)
         if action.first == action.last or not known or action in self._split:
             return self._alone(key, block, wrapper, args, kwargs)
         return self._start_region(action, key, block, wrapper, args, kwargs)
@@ -154,7 +165,9 @@ class Run:
             # Numbers rise where this pass brought calls never seen before.
             shift = numbers[self._keys[region.first]] - region.first
             regions.append(_shifted(region, shift))
-        return Plan(max(len(numbers), 1), tuple(sorted(regions, key=lambda r: r.first)))
+        cores = sorted(numbers[key] for key in self.cored - self.ran)
+        ordered = tuple(sorted(regions, key=lambda r: r.first))
+        return Plan(max(len(numbers), 1), ordered, tuple(cores))
 
     def _effective_schedule(self, scheduled: ScheduledPass, numbers: Mapping[Key, int]) -> AnyPlan:
         schedule = scheduled.schedule
@@ -207,17 +220,47 @@ class Run:
             twice = self._may_run_twice(key, wrapper, args, kwargs)
 
             def rerun() -> Any:
-                return self._checkpoint(key, block, wrapper, args, kwargs)
+                return self._checkpoint(key, block, wrapper, args, kwargs, cores)
 
-            result = self._collector.run(key, wrapper, args, kwargs, rerun if twice else None)
+            cores = self._cores_of(key, block)
+            with nullcontext() if cores is None else cores.recomputed(wrapper.module):
+                result = self._collector.run(
+                    key, wrapper, args, kwargs, rerun if twice else None, cores
+                )
+            if cores is not None and cores.found:
+                self.cored.add(key)
         elif recompute:
             result = self._alone(key, block, wrapper, args, kwargs)
         else:
             if self._saves_nothing((wrapper,), args, kwargs):
                 self.free.add(key)
-            result = wrapper.inner(*args, **kwargs)
+            result = self._keep(key, block, wrapper, args, kwargs)
         if recorder is not None:
             recorder.leave_block(result)
+        return result
+
+    def _cores_of(self, key: Key, block: int) -> Cores | None:
+        if block not in self._cores:
+            return None
+        collector = self._collector
+        return Cores() if collector is None else Cores(partial(collector.rerunning_core, key))
+
+    def _keep(
+        self,
+        key: Key,
+        block: int,
+        wrapper: BlockForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a block that is kept, all of it or all but its attention core."""
+        cores = self._cores_of(key, block)
+        if cores is None or active_checkpoint() is not None:
+            return wrapper.inner(*args, **kwargs)
+        with cores.recomputed(wrapper.module):
+            result = wrapper.inner(*args, **kwargs)
+        if cores.found:
+            self.cored.add(key)
         return result
 
     def _alone(
@@ -239,6 +282,7 @@ class Run:
         wrapper: BlockForward,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        cores: Cores | None = None,
     ) -> Any:
         self.ran.add(key)
         snapshots: dict[int, Snapshot] = {}
@@ -247,7 +291,8 @@ class Run:
 
         def function(rerun: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if rerun and collector is not None:
-                with collector.rerunning(key):
+                within = nullcontext() if cores is None else cores.recomputed(wrapper.module)
+                with collector.rerunning(key), within:
                     return run_block(wrapper, block, True, snapshots, args, kwargs)
             return run_block(wrapper, block, rerun, snapshots, args, kwargs)
 

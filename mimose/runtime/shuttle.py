@@ -26,6 +26,7 @@ from mimose.records import BlockSample, Collected
 from mimose.runtime.calls import Key
 from mimose.runtime.capturing import Captured
 from mimose.runtime.checkpointing import active_checkpoint
+from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.ledger import OUTSIDE, Ledger
 from mimose.runtime.rerun import put_back
@@ -111,10 +112,12 @@ class _Sample:
             inside_checkpoint=self.inside_checkpoint,
             around_checkpoint=self.around_checkpoint,
             recompute_seconds=seconds["recompute", key],
-            backward_seconds=seconds["backward", key],
+            backward_seconds=seconds["backward", key] + seconds["core", key],
             forward_flops=ledger.flops_of(("forward", key)),
             recompute_flops=ledger.flops_of(("recompute", key)),
-            backward_flops=ledger.flops_of(("backward", key)),
+            backward_flops=ledger.flops_of(("backward", key), ("core", key)),
+            core_seconds=seconds["core", key],
+            core_flops=ledger.flops_of(("core", key)),
         )
 
 
@@ -167,6 +170,10 @@ class Collector:
         """Return the context of a block's second run, in backward."""
         return self._ledger.within(("recompute", key))
 
+    def rerunning_core(self, key: Key) -> AbstractContextManager[None]:
+        """Return the context of the second run of a block's attention core, in backward."""
+        return self._ledger.within(("core", key))
+
     def run(
         self,
         key: Key,
@@ -174,6 +181,7 @@ class Collector:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         rerun: Callable[[], Any] | None,
+        cores: Cores | None = None,
     ) -> Any:
         """Run a block call, measure it, and return its result.
 
@@ -183,6 +191,7 @@ class Collector:
             args: Its arguments.
             kwargs: Its keyword arguments.
             rerun: Runs the call checkpointed; None where it must not or need not run twice.
+            cores: Has the block's attention core recomputed, if it is to be.
         """
         if self.gave_up:
             return wrapper.inner(*args, **kwargs) if rerun is None else rerun()
@@ -209,7 +218,7 @@ class Collector:
         # Within someone's checkpoint nothing is saved, and hooks on top would hide it.
         with listing(saved) if outer is None else nullcontext():
             if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
-                look = partial(_look_for_checkpoint, active_checkpoint(), found := [])
+                look = partial(_look_for_checkpoint, active_checkpoint(), cores, found := [])
                 handle = register_module_forward_pre_hook(look)
                 try:
                     result = wrapper.inner(*args, **kwargs)
@@ -384,7 +393,11 @@ def _peak(mark: Mark) -> int:
     return mark.allocated if mark.peak_allocated is None else mark.peak_allocated
 
 
-def _look_for_checkpoint(outer: Any, found: list[bool], module: Any, args: Any) -> None:
+def _look_for_checkpoint(
+    outer: Any, cores: Cores | None, found: list[bool], module: Any, args: Any
+) -> None:
+    if cores is not None and cores.running:
+        return
     # A reentrant checkpoint runs without gradients, a non-reentrant one with hooks of its own.
     if not torch.is_grad_enabled() or active_checkpoint() is not outer:
         found.append(True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mimose.devices.base import Device
-from mimose.plan import Plan
 from mimose.records import Decision, Situation, Size, StepRecord
 from mimose.runtime.executor import Executor
+from mimose.schedule import AnyPlan
 
 
 class OpenStep:
@@ -51,13 +51,13 @@ class OpenStep:
         self.scheduler_seconds = scheduler_seconds
         self.retried = False
         self.forwarded: Any = None
-        self.ordered: Plan | None = None
-        self.carried_out: Plan | None = None
+        self.ordered: AnyPlan | None = None
+        self.carried_out: AnyPlan | None = None
         self.backward_done: Any = None
         self.optimized: Any = None
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> AnyPlan:
         """What the step carries out, as far as its forward pass has shown."""
         return self.carried_out or self.ordered or self.decision.plan
 

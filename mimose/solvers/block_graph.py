@@ -135,6 +135,36 @@ def to_schedule(computed: Table) -> Schedule:
     return Schedule(count, tuple(found))
 
 
+def postponed(schedule: Schedule) -> Schedule:
+    """Return the schedule with every rerun moved to just before what first needs it.
+
+    Where a solver is indifferent it may run a block long before that. What the block itself reads
+    may be gone later, though: then it stays where it is.
+    """
+    instructions = list(schedule.instructions)
+    seen: set[int] = set()
+    again = []
+    for place, (block, backward) in enumerate(instructions):
+        if not backward and block in seen:
+            again.append(place)
+        seen.add(block)
+    for place in reversed(again):
+        block = instructions[place].block
+        end = next(
+            n
+            for n in range(place + 1, len(instructions))
+            if instructions[n].block in (block, block + 1)
+        )
+        moved = [*instructions[:place], *instructions[place + 1 : end]]
+        moved += [instructions[place], *instructions[end:]]
+        try:
+            Schedule(schedule.num_blocks, tuple(moved))
+        except ValueError:
+            continue
+        instructions = moved
+    return Schedule(schedule.num_blocks, tuple(instructions))
+
+
 def to_tables(graph: Graph, schedule: Schedule) -> tuple[list[list[bool]], list[list[bool]]]:
     """Return the tables, computed and kept, of a block graph that a schedule comes to."""
     count = schedule.num_blocks

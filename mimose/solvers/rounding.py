@@ -24,6 +24,9 @@ ALLOWANCES = (0.2, 0.1, 0.0)
 """Shares of the budget held back from the relaxation; the paper's is 0.1."""
 
 Form = Literal["tight", "paper"]
+Tables = tuple[tuple[tuple[bool, ...], ...], tuple[tuple[bool, ...], ...]]
+"""Nodes that each stage computes, and nodes that it holds from the stage before."""
+
 FORMS: tuple[Form, ...] = ("tight", "paper")
 
 
@@ -36,7 +39,7 @@ class Rounded:
         kept: The nodes whose results each stage holds from the stage before, or None.
         usage: What the schedule costs and holds; None without.
         bound: No schedule within the budget costs less; infinite if there is none.
-        tried: Number of different schedules that were simulated.
+        tried: Every schedule that was simulated, whether it fits or not.
         fitting: How many of them fit.
         least_peak: The least that any of them holds, or None.
         threshold: The threshold that gave the schedule.
@@ -48,7 +51,7 @@ class Rounded:
     kept: tuple[tuple[bool, ...], ...] | None
     usage: Usage | None
     bound: float
-    tried: int
+    tried: tuple[Tables, ...]
     fitting: int
     least_peak: int | None
     threshold: float
@@ -78,6 +81,7 @@ def solve(
         budget: Most bytes that may be held at any moment.
         thresholds: What is held for more than such a share counts as held.
         allowances: Shares of the budget to hold back from the relaxation.
+        forms: Which forms of the problem to relax, see :mod:`mimose.solvers.checkmate`.
         tight: Whether to relax the tight form of the problem rather than the paper's.
         forward_again: Whether stages of forward nodes may compute earlier nodes again.
         time_limit: Seconds for each relaxation.
@@ -87,8 +91,8 @@ def solve(
     """
     began = time.perf_counter()
     bound = graph.least_cost
-    found: tuple[float, float, float, Usage, _Tables] | None = None
-    seen: dict[_Tables, Usage] = {}
+    found: tuple[float, float, float, Usage, Tables] | None = None
+    seen: dict[Tables, Usage] = {}
     late: TimeoutError | None = None
     solved = 0
     for form, allowance in product(forms, allowances):
@@ -121,14 +125,11 @@ def solve(
     fitting = sum(u.peak <= budget for u in seen.values())
     least = min((u.peak for u in seen.values()), default=None)
     if found is None:
-        return Rounded(None, None, None, bound, len(seen), 0, least, 0.0, 0.0, seconds)
+        return Rounded(None, None, None, bound, tuple(seen), 0, least, 0.0, 0.0, seconds)
     _, threshold, allowance, usage, (computed, kept) = found
     return Rounded(
-        computed, kept, usage, bound, len(seen), fitting, least, threshold, allowance, seconds
+        computed, kept, usage, bound, tuple(seen), fitting, least, threshold, allowance, seconds
     )
-
-
-_Tables = tuple[tuple[tuple[bool, ...], ...], tuple[tuple[bool, ...], ...]]
 
 
 def complete(
@@ -137,7 +138,7 @@ def complete(
     threshold: float,
     *,
     forward_again: bool = True,
-) -> _Tables:
+) -> Tables:
     """Round what is held, and compute the least that makes a schedule of it.
 
     From the last stage back: a node that a stage holds and the stage before does not hold is

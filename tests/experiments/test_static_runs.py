@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from mimose.handle import attach
 from mimose.plan import Plan
 from mimose.planners import PLANNERS
-from mimose.planners.static import Static
-from mimose_bench.experiments import planning
+from mimose.planners.static import Solution, Static
+from mimose_bench.experiments import plan_store, planning, profiling, stopping
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.reading import find_runs, load_run
-from mimose_bench.experiments.run import run
+from mimose_bench.experiments.run import opened, run, task_of
 from mimose_bench.experiments.tables import show
 
 MIB = 1 << 20
@@ -39,6 +42,9 @@ class FirstBlocks(Static):
 @pytest.fixture(autouse=True)
 def planner(monkeypatch):
     monkeypatch.setitem(PLANNERS, "first-blocks", FirstBlocks)
+    monkeypatch.setattr(profiling, "SAID_SECONDS", 0.0)
+    # A file that is saved meanwhile must not fail a test.
+    monkeypatch.setattr(plan_store, "_code", lambda planner: "this")
 
 
 def tiny(out: Path, **options: object) -> RunConfig:
@@ -81,84 +87,118 @@ def test_losses_are_those_of_a_run_without_a_profile(tmp_path):
     planned = load_run(folder_of(run(tiny(tmp_path), quiet=True)))
     plain = load_run(folder_of(run(tiny(tmp_path, planner="baseline", budget=None), quiet=True)))
     assert list(planned.steps["loss"]) == list(plain.steps["loss"])
-    # The largest batch of this stream is smaller than the profiled one.
-    assert planned.steps["sequence_length"].max() < 128
-    profiled = planned.info["profile"]["peak_allocated_bytes"]
-    assert planned.summary["peak_allocated_bytes"] < profiled
 
 
-def test_a_plan_is_reused_by_an_equal_run_only(tmp_path):
-    first = run(tiny(tmp_path), quiet=True)
+def test_a_plan_is_reused_by_an_equal_run(tmp_path):
+    first = run(tiny(tmp_path, steps=3), quiet=True)
     again = run(tiny(tmp_path, steps=3), quiet=True)
     solution = again.info["solution"]
     assert solution["reused_from"] == folder_of(first).name
     assert again.info["profile"] is None
     assert solution["plan"] == first.info["solution"]["plan"]
     assert "reused" in (folder_of(again) / "log.txt").read_text()
-    losses = [list(load_run(folder_of(r)).steps["loss"][:3]) for r in (first, again)]
-    assert losses[0] == losses[1]
     assert f"reused from {folder_of(first).name}" in show(load_run(folder_of(again)), 0)
+    # The profile has left no trace in the figures of the steps.
+    columns = ["loss", "peak_allocated_bytes", "peak_reserved_bytes", "plan"]
+    steps = [load_run(folder_of(r)).steps[columns] for r in (first, again)]
+    pd.testing.assert_frame_equal(*steps)
+    # It is kept with its new run, too.
+    (folder_of(first) / "plans.json").unlink()
+    third = run(tiny(tmp_path, steps=1), quiet=True)
+    assert third.info["solution"]["reused_from"] == folder_of(again).name
+
+
+KEY = {"size": [4, 128]}
+SOLUTION = Solution(Plan.keep_all(4), (4, 128), 5, 6, 1.0, 1.0, 4)
+
+
+def stored(tmp_path, name="run", **changes) -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    plan_store.keep(folder, [(KEY, replace(SOLUTION, **changes))])
+    return folder
+
+
+def test_a_stored_solution_is_found_by_its_key(tmp_path):
+    folder = stored(tmp_path)
+    found, problems = plan_store.find(tmp_path, KEY)
+    assert found is not None
+    assert (found.solution, found.folder, problems) == (SOLUTION, folder, [])
+    assert plan_store.find(tmp_path, {"size": [4, 127]}) == (None, [])
+    assert plan_store.find(tmp_path, KEY, own=folder) == (None, [])
+    assert plan_store.find(tmp_path / "nowhere", KEY) == (None, [])
+
+
+def test_the_best_of_an_interrupted_solve_is_for_its_own_run_only(tmp_path):
+    stored(tmp_path, details={"interrupted": True})
+    assert plan_store.find(tmp_path, KEY) == (None, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"schema_version": 1, "plans": [3]}',
+        '{"plans": {}}',
+        '{"schema_version": 1, "plans": [{"key": {"size": [4, 128]}, "solution": {"plan": 1}}]}',
+    ],
+)
+def test_a_damaged_store_is_named_and_passed_over(tmp_path, text):
+    path = stored(tmp_path) / "plans.json"
+    path.write_text(text)
+    found, (problem,) = plan_store.find(tmp_path, KEY)
+    assert found is None
+    assert problem.startswith(f"{path} was passed over: ")
+    assert "\n" not in problem
+
+
+def test_a_plan_of_another_version_of_the_store_means_nothing(tmp_path):
+    path = stored(tmp_path) / "plans.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 0}))
+    assert plan_store.find(tmp_path, KEY) == (None, [])
+
+
+def test_the_key_says_what_a_plan_depends_on(tmp_path):
+    def key(size=(4, 128), **options):
+        config = tiny(tmp_path, **options)
+        task = task_of(config)
+        with opened(config) as device:
+            model = device.build(task.build_model)
+            device.adopt(model)
+            with attach(model, config.budget, "baseline", device=device) as handle:
+                return plan_store.key_of(config, task, handle, size)
+
+    base = key()
+    assert base == json.loads(json.dumps(base))
+    assert key(steps=9, lr=0.5, seed=7, on_oom="skip") == base
     for change in (
         {"budget": 14 * MIB},
         {"zero_grad": "free"},
         {"margin": 0},
-        {"plan_size": "100"},
+        {"size": (4, 100)},
         {"attention": "sdpa"},
-        {"fresh_plan": True},
+        {"optimizer": "sgd"},
+        {"precision": "bf16"},
+        {"task": "tc-bert"},
+        {"planner": "baseline"},
+        {"device": "sim:v100"},
     ):
-        other = run(tiny(tmp_path, steps=1, **change), quiet=True)
-        assert other.info["solution"]["reused_from"] is None, change
-
-
-def test_a_reused_plan_is_kept_with_its_new_run_too(tmp_path):
-    first = run(tiny(tmp_path, steps=1), quiet=True)
-    second = run(tiny(tmp_path, steps=1), quiet=True)
-    (folder_of(first) / "plans.json").unlink()
-    third = run(tiny(tmp_path, steps=1), quiet=True)
-    assert third.info["solution"]["reused_from"] == folder_of(second).name
-
-
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"schema_version": 1, "plans": [3]}', '{"plans": {}}']
-)
-def test_a_damaged_store_is_named_and_passed_over(tmp_path, text):
-    first = run(tiny(tmp_path, steps=1), quiet=True)
-    path = folder_of(first) / "plans.json"
-    path.write_text(text)
-    again = run(tiny(tmp_path, steps=1), quiet=True)
-    assert again.info["solution"]["reused_from"] is None
-    assert f"{path} was passed over: " in (folder_of(again) / "log.txt").read_text()
-
-
-def test_a_damaged_solution_is_passed_over_too(tmp_path):
-    first = run(tiny(tmp_path, steps=1), quiet=True)
-    path = folder_of(first) / "plans.json"
-    data = json.loads(path.read_text())
-    data["plans"][0]["solution"]["plan"] = "keep"
-    path.write_text(json.dumps(data))
-    again = run(tiny(tmp_path, steps=1), quiet=True)
-    assert again.info["solution"]["reused_from"] is None
-    assert "was passed over" in (folder_of(again) / "log.txt").read_text()
-
-
-def test_a_plan_of_another_version_of_the_store_means_nothing(tmp_path):
-    first = run(tiny(tmp_path, steps=1), quiet=True)
-    path = folder_of(first) / "plans.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 0}))
-    assert run(tiny(tmp_path, steps=1), quiet=True).info["solution"]["reused_from"] is None
+        assert key(**change) != base, change
 
 
 # -- what does not fit
 
 
 def test_a_profile_that_does_not_fit_ends_the_run(tmp_path):
-    result = run(tiny(tmp_path, budget=8 * MIB), quiet=True)
+    result = run(tiny(tmp_path, budget=6 * MIB), quiet=True)
     assert result.exit_code == 3
     info = load_run(folder_of(result)).info
     assert info["outcome"] == "infeasible"
     assert "ran out of memory when it was profiled" in info["error"] == result.message
     assert f"({info['least_budget_bytes']} bytes)" in info["error"]
-    assert info["least_budget_bytes"] > 8 * MIB
+    assert info["least_budget_bytes"] > 6 * MIB
     assert info["summary"]["num_steps"] == 0
     assert "infeasible" in show(load_run(folder_of(result)), 4)
     again = run(tiny(tmp_path, budget=info["least_budget_bytes"], margin=0), quiet=True)
@@ -167,12 +207,22 @@ def test_a_profile_that_does_not_fit_ends_the_run(tmp_path):
 
 def test_a_budget_below_every_plan_names_the_least(tmp_path):
     # Enough for the profile, in which there is no optimizer state yet.
-    small = run(tiny(tmp_path, budget=8 * MIB), quiet=True).info["least_budget_bytes"]
-    result = run(tiny(tmp_path, budget=small - MIB), quiet=True)
+    result = run(tiny(tmp_path, budget=8 * MIB), quiet=True)
     assert result.exit_code == 3
     assert result.info["outcome"] == "infeasible"
-    assert result.info["least_budget_bytes"] > small - MIB
-    assert "give" in str(result.message)
+    assert result.info["least_budget_bytes"] > 8 * MIB
+    assert "give a larger budget" in str(result.message)
+    assert "profile" not in result.info
+
+
+def test_skip_goes_on_where_no_profile_is_needed(tmp_path, monkeypatch):
+    config = tiny(tmp_path, budget=6 * MIB, on_oom="skip", seed=1, steps=4)
+    assert run(config, quiet=True).exit_code == 3
+    monkeypatch.setattr(FirstBlocks, "unprofiled", lambda self: Plan.recompute_each(4))
+    result = run(config, quiet=True)
+    assert result.exit_code == 0
+    assert result.info["summary"]["num_steps"] == 4
+    assert "goes on without a profile" in (folder_of(result) / "log.txt").read_text()
 
 
 def test_a_smaller_size_to_plan_for_may_fit(tmp_path):
@@ -214,22 +264,53 @@ def test_an_interrupted_solve_leaves_a_readable_run(tmp_path, monkeypatch):
     assert "interrupted" in show(found, 3)
 
 
+def test_a_solve_that_gives_its_best_goes_on_unless_the_job_is_ended(tmp_path, monkeypatch):
+    def best_so_far(self, costs, progress=None):
+        return costs.solution(
+            Plan.recompute_each(4), least_budget_bytes=1, **{plan_store.INTERRUPTED: True}
+        )
+
+    monkeypatch.setattr(FirstBlocks, "solve", best_so_far)
+    result = run(tiny(tmp_path, steps=1), quiet=True)
+    assert result.exit_code == 0
+    assert "interrupted: the run goes on" in (folder_of(result) / "log.txt").read_text()
+    monkeypatch.setattr(stopping, "_asked", True)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(tmp_path, steps=1), quiet=True)
+    newest = find_runs(tmp_path)[0]
+    assert load_run(newest).info["outcome"] == "interrupted"
+    assert (newest / "plans.json").exists()
+
+
 # -- on a simulated device, and the verb plan
 
 
-def test_a_simulated_run_predicts_its_peak(tmp_path):
-    config = tiny(tmp_path, device="sim:v100", budget=40 * MIB, lengths="expected", steps=None)
+def test_a_simulated_run_predicts_its_peak_and_counts_its_flops(tmp_path):
+    options = {"device": "sim:v100", "budget": 31 * MIB, "steps": 5}
+    longest = max(size[1] for size in task_of(tiny(tmp_path)).sizes(5))
+    config = tiny(tmp_path, plan_size=str(longest), **options)
     result = run(config, quiet=True)
-    found = load_run(folder_of(result))
     assert result.exit_code == 0, result.message
+    found = load_run(folder_of(result))
     assert found.info["profile"]["passes"] == 1
-    planned = found.steps[found.steps["sequence_length"] == 128].iloc[-1]
+    steps = found.steps
+    planned = steps[steps["sequence_length"] == longest].iloc[-1]
     assert planned["predicted_peak_bytes"] == pytest.approx(
         planned["peak_allocated_bytes"], rel=0.02
     )
+    assert (steps["num_recomputed"] > 0).all()
+    assert (steps["hardware_flops"] > steps["model_flops"]).all()
+    assert 0 < found.summary["mfu"] < found.summary["hfu"] < 1
+    assert "TFLOP/s (fp32)" in show(found, 0)
     again = load_run(folder_of(run(config, quiet=True)))
-    kept = again.steps[again.steps["sequence_length"] == 128].iloc[-1]
-    assert kept["predicted_peak_bytes"] == found.info["solution"]["predicted_peak_bytes"]
+    assert again.info["solution"]["reused_from"] == found.name
+    kept = again.steps[again.steps["sequence_length"] == longest].iloc[-1]
+    if planned["step"] > 0:  # The very first step makes optimizer state.
+        assert kept["predicted_peak_bytes"] == found.info["solution"]["predicted_peak_bytes"]
+    pd.testing.assert_frame_equal(
+        again.steps[["step_seconds", "model_flops", "hardware_flops"]],
+        steps[["step_seconds", "model_flops", "hardware_flops"]],
+    )
 
 
 def test_plan_profiles_and_says_what_it_found(tmp_path):
