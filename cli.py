@@ -738,7 +738,7 @@ def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", help="fig3, fig9, table5, stars or clock; all by default."
+            metavar="[NAME]...", help="Names of checks, for example fig3 or table5; all by default."
         ),
     ] = None,
     device: Annotated[

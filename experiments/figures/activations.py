@@ -308,14 +308,15 @@ def _notes(measured: Sequence[LayerBytes]) -> tuple[str, ...]:
         "12 a s^2 b with masks of four, as the CPU's kernels have them.",
         "s / 6h is the published share of FLOPs that selective recomputation adds. Its two "
         "products once more are 4 b s^2 h over 72 b s h^2 + 12 b s^2 h, less than a third of that: "
-        "the column by formula.",
+        "the column by formula. Eager attention takes half of that: its recomputation stops "
+        "before the product with V, whose result nothing needs.",
     ]
     unfused = [found for found in measured if found.attention == "sdpa" and found.stores_scores]
     if unfused:
         labels = ", ".join(found.device_label for found in unfused)
         notes.append(
-            f"On {labels} sdpa has no fused kernel with dropout: PyTorch falls back to one that "
-            "stores the attention matrix."
+            f"sdpa, {labels}: PyTorch has no fused kernel with dropout there and falls back to one "
+            "that stores the attention matrix."
         )
     return tuple(notes)
 

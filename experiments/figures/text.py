@@ -10,7 +10,7 @@ from mimose_bench.experiments.tables import MISSING, table
 MOST_ROWS = 6
 """Rows shown of each series; the JSON file has them all."""
 
-_FORMS: dict[Unit, str] = {"GB": ".3f", "MiB": ".0f", "MB": ".0f", "ms": ".1f", "%": ".3f"}
+_FORMS: dict[Unit, str] = {"GB": ".3f", "MiB": ".0f", "MB": ".1f", "ms": ".1f", "%": ".3f"}
 
 
 def describe(result: Reproduction) -> str:

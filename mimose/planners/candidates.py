@@ -15,6 +15,7 @@ from mimose.solvers.block_chain import block_chain
 from mimose.solvers.chain import Chain, simulate
 
 _LEAST_SLOTS, _MOST_SLOTS = 500, 8000
+_MOST_INPUT_SLOTS = 2000
 _TABLE_ENTRIES = 40_000_000  # Eight bytes each.
 _FINE = 8
 _REMEMBERED = 4
@@ -95,7 +96,8 @@ def schedules(
     chain = chain_of(costs)
     count = chain.num_blocks
     if slots is None:
-        slots = min(max(2 * _TABLE_ENTRIES // count**2, _LEAST_SLOTS), _MOST_SLOTS)
+        most = _MOST_SLOTS if store_all else _MOST_INPUT_SLOTS
+        slots = min(max(2 * _TABLE_ENTRIES // count**2, _LEAST_SLOTS), most)
     key = (chain, store_all, slots)
     found = _remembered.get(key)
     if found is None:

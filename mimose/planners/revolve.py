@@ -18,7 +18,7 @@ class Revolve(Static):
     """Recomputes every block but the last from stored inputs, as often as the memory requires.
 
     Args:
-        slots: Units of memory in which schedules are searched; by default 500 to 8000, the more
+        slots: Units of memory in which schedules are searched; by default 500 to 2000, the more
             the fewer blocks there are.
         margin: See :class:`mimose.planners.static.Static`.
     """

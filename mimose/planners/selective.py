@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from mimose.plan import Plan
-from mimose.planners.static import OptimizerCosts, Progress, Solution, Static, StepCosts
-from mimose.records import ModelInfo, Situation, StepRecord
+from mimose.planners.static import Progress, Solution, Static, StepCosts
+from mimose.records import Measured, ModelInfo
 
 
 class Selective(Static):
@@ -33,23 +32,16 @@ class Selective(Static):
         """
         return _plan(self.info)
 
-    def take_profile(
-        self,
-        records: Sequence[StepRecord],
-        steady: Situation,
-        optimizer: OptimizerCosts,
-        progress: Progress | None = None,
-    ) -> Solution:
+    def take_profile(self, measured: Measured, progress: Progress | None = None) -> Solution:
         """Make the plan from profiled passes; see :meth:`Static.take_profile`."""
         # The profile is one of selective steps. What they take more than one that keeps everything
         # is what they run again.
-        timed = records[1:] or records
+        passes = [record.collected for record in measured.records if record.collected]
         self._core_seconds = min(
-            sum(sample.core_seconds for sample in record.collected.blocks)
-            for record in timed
-            if record.collected is not None
+            (sum(s.core_seconds for s in each.blocks) for each in passes[1:] or passes),
+            default=0.0,
         )
-        return super().take_profile(records, steady, optimizer, progress)
+        return super().take_profile(measured, progress)
 
     def solve(self, costs: StepCosts, progress: Progress | None = None) -> Solution:
         """Return the one plan that there is.

@@ -197,7 +197,8 @@ class Executor:
         if self._takes_use_cache:
             kwargs = {**kwargs, "use_cache": False}
         program, plan = self._translated(asked)
-        if not plan.regions and program is None and not collect and self.exact and not probing:
+        plain = program is None and not plan.regions and not plan.cores
+        if plain and not collect and self.exact and not probing:
             with self._caches_off():
                 output = inner(*args, **kwargs)
             self._effective = plan

@@ -23,6 +23,8 @@ THRESHOLDS = tuple(i / 10 for i in range(1, 10))
 ALLOWANCES = (0.2, 0.1, 0.0)
 """Shares of the budget held back from the relaxation; the paper's is 0.1."""
 
+_HELD = 3
+
 Form = Literal["tight", "paper"]
 Tables = tuple[tuple[tuple[bool, ...], ...], tuple[tuple[bool, ...], ...]]
 """Nodes that each stage computes, and nodes that it holds from the stage before."""
@@ -73,6 +75,7 @@ def solve(
     forms: Sequence[Form] = FORMS,
     forward_again: bool = True,
     time_limit: float = 60.0,
+    hold: bool = True,
 ) -> Rounded:
     """Return the cheapest rounded schedule of ``graph`` that fits into ``budget`` bytes.
 
@@ -82,17 +85,16 @@ def solve(
         thresholds: What is held for more than such a share counts as held.
         allowances: Shares of the budget to hold back from the relaxation.
         forms: Which forms of the problem to relax, see :mod:`mimose.solvers.checkmate`.
-        tight: Whether to relax the tight form of the problem rather than the paper's.
         forward_again: Whether stages of forward nodes may compute earlier nodes again.
         time_limit: Seconds for each relaxation.
+        hold: Whether to improve on the cheapest that fit, see :func:`hold_more`.
 
     Raises:
         TimeoutError: If no relaxation was solved in time.
     """
     began = time.perf_counter()
     bound = graph.least_cost
-    found: tuple[float, float, float, Usage, Tables] | None = None
-    seen: dict[Tables, Usage] = {}
+    seen: dict[Tables, tuple[Usage, float, float]] = {}
     late: TimeoutError | None = None
     solved = 0
     for form, allowance in product(forms, allowances):
@@ -114,22 +116,70 @@ def solve(
             continue
         for threshold in thresholds:
             tables = complete(graph, relaxed.kept, threshold, forward_again=forward_again)
-            if tables in seen:
-                continue
-            usage = seen[tables] = simulate(graph, *tables)
-            if usage.peak <= budget and (found is None or usage.cost < found[0]):
-                found = (usage.cost, threshold, allowance, usage, tables)
+            if tables not in seen:
+                seen[tables] = simulate(graph, *tables), threshold, allowance
     if late is not None and not solved:
         raise late
-    seconds = time.perf_counter() - began
-    fitting = sum(u.peak <= budget for u in seen.values())
-    least = min((u.peak for u in seen.values()), default=None)
-    if found is None:
-        return Rounded(None, None, None, bound, tuple(seen), 0, least, 0.0, 0.0, seconds)
-    _, threshold, allowance, usage, (computed, kept) = found
+    fitting = [t for t, (usage, _, _) in seen.items() if usage.peak <= budget]
+    fitting.sort(key=lambda t: seen[t][0].cost)
+    if hold:
+        # Where the cheapest ends is not where the cheapest starts.
+        for tables in fitting[:_HELD]:
+            better = hold_more(graph, budget, tables, forward_again=forward_again)
+            seen.setdefault(better, (simulate(graph, *better), *seen[tables][1:]))
+            fitting.append(better)
+    best = min(fitting, key=lambda t: seen[t][0].cost, default=None)
+    usage, threshold, allowance = (None, 0.0, 0.0) if best is None else seen[best]
     return Rounded(
-        computed, kept, usage, bound, tuple(seen), fitting, least, threshold, allowance, seconds
+        computed=best[0] if best else None,
+        kept=best[1] if best else None,
+        usage=usage,
+        bound=bound,
+        tried=tuple(seen),
+        fitting=len(set(fitting)),
+        least_peak=min((u.peak for u, _, _ in seen.values()), default=None),
+        threshold=threshold,
+        allowance=allowance,
+        seconds=time.perf_counter() - began,
     )
+
+
+def hold_more(graph: Graph, budget: int, tables: Tables, *, forward_again: bool = True) -> Tables:
+    """Return a schedule in which results are held, where that fits, that were computed again.
+
+    Not in the paper, whose graphs have no small results among large ones: the relaxation holds a
+    little of each small one, which rounds to nothing. Node by node, the smallest results first, the
+    node is held from its first computation to its last use; what fits and costs less stays.
+
+    Args:
+        graph: The graph.
+        budget: Most bytes that may be held at any moment.
+        tables: A schedule that fits, computed and kept.
+        forward_again: Whether stages of forward nodes may compute earlier nodes again.
+    """
+    computed, kept = tables
+    cost = simulate(graph, computed, kept).cost
+    useful = graph.useful()
+    nodes = {
+        i
+        for t, row in enumerate(computed)
+        for i, now in enumerate(row)
+        if now and graph.stage[i] < t
+    }
+    for i in sorted(nodes, key=lambda i: (graph.memory[i], i)):
+        first = (
+            next(t for t, row in enumerate(computed) if row[i])
+            if any(r[i] for r in computed)
+            else 0
+        )
+        held = [list(row) for row in kept]
+        for t in range(first + 1, graph.num_stages):
+            held[t][i] = useful[t][i]
+        candidate = complete(graph, held, 0.5, forward_again=forward_again)
+        usage = simulate(graph, *candidate)
+        if usage.peak <= budget and usage.cost < cost:
+            (computed, kept), cost = candidate, usage.cost
+    return computed, kept
 
 
 def complete(

@@ -23,19 +23,19 @@ MIB = 1 << 20
 
 
 class FirstBlocks(Static):
-    """Recomputes as many of the first blocks as it takes."""
+    """Recomputes as many of the first blocks as it takes, or ``least``."""
 
     name = "first-blocks"
 
-    def __init__(self, *, margin=None, every=None):
+    def __init__(self, *, margin=None, least=0):
         super().__init__(margin=margin)
-        self.every = every
+        self.least = int(least)
 
     def solve(self, costs, progress=None):
         if progress is not None:
             progress("looking at every number of blocks")
         count = costs.num_blocks
-        plans = [Plan.recompute_each(count, range(n)) for n in range(count + 1)]
+        plans = [Plan.recompute_each(count, range(n)) for n in range(self.least, count + 1)]
         return costs.choose(plans)
 
 
@@ -286,31 +286,34 @@ def test_a_solve_that_gives_its_best_goes_on_unless_the_job_is_ended(tmp_path, m
 
 
 def test_a_simulated_run_predicts_its_peak_and_counts_its_flops(tmp_path):
-    options = {"device": "sim:v100", "budget": 31 * MIB, "steps": 5}
-    longest = max(size[1] for size in task_of(tiny(tmp_path)).sizes(5))
-    config = tiny(tmp_path, plan_size=str(longest), **options)
+    # The first step, which makes optimizer state, predicts with it and is left out.
+    size = max(list(task_of(tiny(tmp_path)).sizes(5))[1:])
+    config = tiny(
+        tmp_path,
+        plan_size=str(size[1]),
+        device="sim:v100",
+        budget=60 * MIB,
+        planner_options={"least": "2"},
+    )
     result = run(config, quiet=True)
     assert result.exit_code == 0, result.message
     found = load_run(folder_of(result))
     assert found.info["profile"]["passes"] == 1
     steps = found.steps
-    planned = steps[steps["sequence_length"] == longest].iloc[-1]
+    assert set(steps["plan"]) == {"recompute each 0-1 | keep 2-3"}
+    planned = steps[steps["sequence_length"] == size[1]].iloc[-1]
     assert planned["predicted_peak_bytes"] == pytest.approx(
         planned["peak_allocated_bytes"], rel=0.02
     )
-    assert (steps["num_recomputed"] > 0).all()
     assert (steps["hardware_flops"] > steps["model_flops"]).all()
     assert 0 < found.summary["mfu"] < found.summary["hfu"] < 1
     assert "TFLOP/s (fp32)" in show(found, 0)
     again = load_run(folder_of(run(config, quiet=True)))
     assert again.info["solution"]["reused_from"] == found.name
-    kept = again.steps[again.steps["sequence_length"] == longest].iloc[-1]
-    if planned["step"] > 0:  # The very first step makes optimizer state.
-        assert kept["predicted_peak_bytes"] == found.info["solution"]["predicted_peak_bytes"]
-    pd.testing.assert_frame_equal(
-        again.steps[["step_seconds", "model_flops", "hardware_flops"]],
-        steps[["step_seconds", "model_flops", "hardware_flops"]],
-    )
+    kept = again.steps[again.steps["sequence_length"] == size[1]].iloc[-1]
+    assert kept["predicted_peak_bytes"] == found.info["solution"]["predicted_peak_bytes"]
+    same = ["peak_allocated_bytes", "model_flops", "hardware_flops"]
+    pd.testing.assert_frame_equal(again.steps[same], steps[same])
 
 
 def test_plan_profiles_and_says_what_it_found(tmp_path):
