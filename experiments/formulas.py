@@ -80,6 +80,16 @@ class Layer:
         return self.linear_bytes
 
     @property
+    def fused_bytes(self) -> int:
+        """With nothing recomputed and a kernel that stores no attention matrix.
+
+        As the core recomputed, and what PyTorch's memory-efficient kernel keeps beside its inputs
+        and output: the padding mask as a bias, ``b s^2`` numbers for all heads together, and the
+        logarithm of each row's sum, ``a b s`` of them in fp32. This is no formula of the paper's.
+        """
+        return self.linear_bytes + self.width * self.b * self.s**2 + 4 * self.a * self.b * self.s
+
+    @property
     def full_bytes(self) -> int:
         """With the layer recomputed: its input, ``2 sbh`` in fp16."""
         return self.width * self.sbh

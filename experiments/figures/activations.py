@@ -96,9 +96,9 @@ class LayerBytes:
         return self.kept[KEPT] - self.layer.linear_bytes > self.layer.core_bytes / 2
 
     def formula(self, recomputed: str) -> int:
-        """Return the formula's bytes; a fused kernel's core keeps no matrix."""
+        """Return the formula's bytes; a fused kernel keeps no matrix."""
         if recomputed == KEPT and not self.stores_scores:
-            return self.layer.selective_bytes
+            return self.layer.fused_bytes
         by_name = {
             KEPT: self.layer.kept_bytes,
             SELECTIVE: self.layer.selective_bytes,
@@ -211,7 +211,7 @@ def layer_rows(found: LayerBytes) -> list[Row]:
             expected=found.formula(name),
             obtained=kept,
             length=found.layer.s,
-            note="no attention matrix is stored" if _fused(found, name) else "",
+            note="no attention matrix stored, but the mask" if _fused(found, name) else "",
         )
         for name, kept in found.kept.items()
     ]

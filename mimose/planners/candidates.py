@@ -5,6 +5,7 @@ That a larger budget never makes a plan slower follows: what fits a budget fits 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mimose.costs import grown_gradients
@@ -13,11 +14,12 @@ from mimose.planners.static import Progress, StepCosts
 from mimose.solvers import rotor, segments
 from mimose.solvers.block_chain import block_chain
 from mimose.solvers.chain import Chain, simulate
+from mimose.units import format_bytes
 
 _LEAST_SLOTS, _MOST_SLOTS = 500, 8000
 _MOST_INPUT_SLOTS = 2000
 _TABLE_ENTRIES = 40_000_000  # Eight bytes each.
-_FINE = 8
+_FINE = 1000  # Units at which memory is counted finely.
 _REMEMBERED = 4
 
 
@@ -122,16 +124,42 @@ def _schedules(
     bound = round(most / (1 - min(count / slots, 0.5)))
     found: dict[Plan, None] = {}
     while True:
-        say = None if progress is None else _prefixed(progress, f"in up to {bound:,} bytes: ")
-        table = rotor.solve(chain, bound, slots, store_all=store_all, progress=say)
+        say = None if progress is None else _prefixed(progress, bound)
+        unit = _unit(chain, -(-bound // slots))
+        table = rotor.solve(chain, bound, unit=unit, store_all=store_all, progress=say)
         for memory, _ in table.steps():
             plan = table.plan(memory)
             assert plan is not None, "a step is feasible"
             found[plan] = None
-        if table.unit == 1 or table.least is None or table.least * _FINE > bound:
+        least = table.least
+        if unit == 1 or least is None or bound < 2 * least or least > _FINE * unit:
             return found
         bound //= 2
 
 
-def _prefixed(progress: Progress, text: str) -> Progress:
-    return lambda said: progress(text + said)
+def _unit(chain: Chain, least: int) -> int:
+    """Return a unit of at least so many bytes of which sizes are as nearly multiples as can be.
+
+    Blocks are often alike: where an input is a little more than a unit, all of them count double.
+    """
+    inputs = Counter(x for x in chain.x if x)
+    saved = Counter(s for s in chain.saved if s)
+    tried = {least}
+    for size in (*inputs, *saved):
+        tried.update(
+            -(-size // k) for k in range(max(2 * size // (3 * least), 1), size // least + 1)
+        )
+
+    def lost(unit: int) -> float:
+        return sum(
+            sum(n * (-size % unit) for size, n in sizes.items())
+            / sum(n * size for size, n in sizes.items())
+            for sizes in (inputs, saved)
+            if sizes
+        )
+
+    return min((u for u in tried if least <= u <= 2 * least), key=lambda u: (lost(u), u))
+
+
+def _prefixed(progress: Progress, bound: int) -> Progress:
+    return lambda said: progress(f"schedules in up to {format_bytes(bound)}: {said}")

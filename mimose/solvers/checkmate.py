@@ -266,7 +266,7 @@ class Formulation:
         """Return the schedule, computed and kept, that a solution spells."""
 
         def table(columns: list[list[int]]) -> tuple[tuple[bool, ...], ...]:
-            return tuple(tuple(c >= 0 and values[c] > 0.5 for c in row) for row in columns)
+            return tuple(tuple(c >= 0 and bool(values[c] > 0.5) for c in row) for row in columns)
 
         return table(self.computed), table(self.kept)
 
@@ -391,7 +391,7 @@ def _units(graph: Graph, budget: float, exact: bool, margin: float) -> tuple[flo
     the unit is the budget, less ``margin``.
     """
     divisor = gcd(*graph.memory, *(b for row in graph.overhead for b in row)) or 1
-    if exact and 0 < budget // divisor <= _EXACT:
+    if exact and budget // divisor <= _EXACT:
         return float(divisor), budget // divisor + 0.5
     if exact:
         return float(budget), 1.0 - margin

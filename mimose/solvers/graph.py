@@ -232,9 +232,16 @@ def faults(graph: Graph, computed: Table, kept: Table) -> list[str]:
 
 
 def keep_everything(graph: Graph) -> tuple[list[list[bool]], list[list[bool]]]:
-    """Return the schedule that computes every node once and holds what may still matter."""
-    useful = graph.useful()
+    """Return the schedule that computes every node once and holds it until its last use."""
+    useful, users = graph.useful(), graph.users()
+    until = [max((graph.stage[k] for k in ks), default=-1) for ks in users]
     stages = range(graph.num_stages)
     computed = [[stage == t for stage in graph.stage] for t in stages]
-    kept = [[stage < t and u for stage, u in zip(graph.stage, useful[t])] for t in stages]
+    kept = [
+        [
+            stage < t and (t <= until[i] or (i in graph.pinned and useful[t][i]))
+            for i, stage in enumerate(graph.stage)
+        ]
+        for t in stages
+    ]
     return computed, kept

@@ -192,6 +192,7 @@ def solve(
     budget: int,
     slots: int = SLOTS,
     *,
+    unit: int | None = None,
     store_all: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Table:
@@ -204,6 +205,7 @@ def solve(
         chain: The chain.
         budget: Bytes, the chain's input included.
         slots: Units into which the budget is divided.
+        unit: Bytes a unit, instead of ``slots``.
         store_all: Whether everything that a block saves may be kept while others run. Without it
             only inputs of stages are kept, which is the optimal schedule of *revolve* (Griewank
             and Walther, ACM TOMS 26(1), 2000) on a heterogeneous chain.
@@ -214,7 +216,7 @@ def solve(
     """
     if budget < 1 or slots < 1:
         raise ValueError(f"budget and slots must be positive, not {budget} and {slots}")
-    unit = max(1, -(-budget // slots))
+    unit = max(1, unit or -(-budget // slots))
     sizes = _Sizes(chain, unit)
     top = max(budget // unit - sizes.x[0] + 1, 0)  # m is 0 .. top - 1
     loss = chain.num_blocks

@@ -149,7 +149,7 @@ def hold_more(graph: Graph, budget: int, tables: Tables, *, forward_again: bool 
 
     Not in the paper, whose graphs have no small results among large ones: the relaxation holds a
     little of each small one, which rounds to nothing. Node by node, the smallest results first, the
-    node is held from its first computation to its last use; what fits and costs less stays.
+    node is held from its own stage to its last use; what fits and costs less stays.
 
     Args:
         graph: The graph.
@@ -160,20 +160,15 @@ def hold_more(graph: Graph, budget: int, tables: Tables, *, forward_again: bool 
     computed, kept = tables
     cost = simulate(graph, computed, kept).cost
     useful = graph.useful()
-    nodes = {
+    again = {
         i
         for t, row in enumerate(computed)
-        for i, now in enumerate(row)
-        if now and graph.stage[i] < t
+        for i, (now, stage) in enumerate(zip(row, graph.stage))
+        if now and stage < t
     }
-    for i in sorted(nodes, key=lambda i: (graph.memory[i], i)):
-        first = (
-            next(t for t, row in enumerate(computed) if row[i])
-            if any(r[i] for r in computed)
-            else 0
-        )
+    for i in sorted(again, key=lambda i: (graph.memory[i], i)):
         held = [list(row) for row in kept]
-        for t in range(first + 1, graph.num_stages):
+        for t in range(graph.stage[i] + 1, graph.num_stages):
             held[t][i] = useful[t][i]
         candidate = complete(graph, held, 0.5, forward_again=forward_again)
         usage = simulate(graph, *candidate)

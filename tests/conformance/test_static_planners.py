@@ -1,6 +1,7 @@
 """Planners that plan once: nothing changes but memory and time, and both as predicted."""
 
 import dataclasses
+import gc
 import statistics
 
 import pytest
@@ -51,6 +52,7 @@ def flops_of(trainer, batch):
 
 def carry_out(lab, name, budget):
     """Train a few steps under a planner; return what is to be judged, or None if nothing fits."""
+    gc.collect()  # The model before this one, which would count against the budget.
     trainer = lab.trainer(name, budget, enforce=True, **OPTIONS.get(name, {}))
     planner = trainer.handle.planner
     largest = lab.task.example_batch(lab.task.longest())

@@ -24,7 +24,7 @@ def test_makes_planners_with_options():
     [
         ("mimoze", {}, "did you mean 'mimose'"),
         ("Full", {}, "did you mean 'full'"),
-        ("xyzzy", {}, "There are baseline, full, fixed, mimose"),
+        ("xyzzy", {}, "There are baseline, full, selective"),
         ("mimose", {"margn": 3}, "its options are sheltered, margin, cache_step, variant"),
         ("baseline", {"margin": 3}, "it has no options"),
         ("fixed", {}, "its options are plan"),
