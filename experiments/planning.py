@@ -184,8 +184,11 @@ def _ask(handle: Handle, size: Size, shown: str) -> Planned:
         decision = handle.decide(size)
     except Infeasible as error:
         return Planned(size, shown, None, None, None, error.least_budget_bytes)
-    plan = decision.plan
-    return Planned(size, shown, str(plan), plan.num_recomputed, decision.predicted_peak_bytes)
+    plan, peak = decision.plan, decision.predicted_peak_bytes
+    solution = getattr(handle.planner, "solution", None)
+    if solution is not None and size == solution.size:
+        peak = solution.predicted_peak_bytes  # Of training under way; this is before its start.
+    return Planned(size, shown, str(plan), plan.num_recomputed, peak)
 
 
 def describe_solution(facts: Mapping[str, Any]) -> str:
@@ -203,7 +206,12 @@ def describe_solution(facts: Mapping[str, Any]) -> str:
             f"predicted time of its forward and backward pass: {ratio:.3f} of what it is with "
             "everything kept"
         )
-    lines += [f"{name}: {value}" for name, value in solution["details"].items()]
+    lines += [
+        f"{name.replace('_', ' ')}: {value:.4g}"
+        if isinstance(value, float)
+        else f"{name.replace('_', ' ')}: {value}"
+        for name, value in solution["details"].items()
+    ]
     return "\n".join(lines)
 
 

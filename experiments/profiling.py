@@ -19,7 +19,7 @@ from mimose.planners.base import Planner
 from mimose.planners.static import Solution, Static
 from mimose.records import Measured, Size
 from mimose.units import format_bytes, format_seconds
-from mimose_bench.experiments import plan_store
+from mimose_bench.experiments import plan_store, stopping
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.loop import Trainer
 from mimose_bench.experiments.tasks.base import Task
@@ -128,7 +128,7 @@ def prepare(
     profile = _described(measured, time.perf_counter() - started)
     say(f"profiled in {format_seconds(profile['seconds'])}, solving")
     solution = planner.take_profile(measured, _now_and_then(say))
-    if solution.details.get(INTERRUPTED):
+    if solution.details.get(INTERRUPTED) and not stopping.asked():
         say("interrupted: the run goes on with the best plan so far; once more ends it")
     say(told(solution))
     return Prepared(solution, profile, None, key)

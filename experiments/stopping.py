@@ -17,6 +17,11 @@ def install() -> None:
     signal.signal(signal.SIGTERM, _on_signal)
 
 
+def asked() -> bool:
+    """Return whether the program was asked to end."""
+    return _asked
+
+
 def check() -> None:
     """Raise if the program was asked to end and something has swallowed that.
 

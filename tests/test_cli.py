@@ -156,6 +156,8 @@ def test_list_names_what_there_is(call):
     assert set(found["planners"]) == set(PLANNERS)
     assert all(found["planners"].values())
     plain = call("list")[1]
+    assert found["planner_options"]["mimose"][0] == "sheltered"
+    assert "full: --every, --margin" in plain or "full: --margin, --every" in plain
     assert all(name in plain for name in (*TASKS, *PLANNERS, "cuda"))
 
 
@@ -198,6 +200,14 @@ def test_a_budget_that_is_none_is_one_sentence(call, budget):
         (["--planner", "mimosa"], "mimose"),
         (["--plan", "keep 0"], "--planner fixed"),
         (["--margin", "lots"], "number of bytes"),
+        (["--margin", "1GB", "--planner", "baseline"], "--margin is no option of planner baseline"),
+        (["--every", "0", "--planner", "full"], "--every must be at least 1"),
+        (["--segments", "3"], "--segments is no option of planner mimose, which takes --"),
+        (["--time-limit", "0"], "--time-limit must be above 0 seconds"),
+        (["--gap", "2"], "--gap is a share"),
+        (["--flops", "maybe"], "--flops must be auto, on or off"),
+        (["--plan-size", "64"], "--plan-size is for planners that plan once"),
+        (["--fresh-plan", "--planner", "baseline"], "--fresh-plan is for planners that plan once"),
     ],
 )
 def test_a_wrong_option_of_run_is_one_sentence(call, options, expected, tmp_path):

@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mimose_bench.experiments.figures import activations, clock, fig3, fig9, rotor, stars, table5
+from mimose_bench.experiments.figures import (
+    activations,
+    clock,
+    fig3,
+    fig9,
+    operator_graphs,
+    rotor,
+    stars,
+    static,
+    table5,
+)
 from mimose_bench.experiments.figures.result import Reproduction
 from mimose_bench.experiments.figures.session import Say, opened, silent
 from mimose_bench.experiments.files import write_json
@@ -35,7 +45,9 @@ CHECKS: dict[str, Check] = {
     "stars": Check(stars.check, {"runs": stars.QUICK_RUNS, "steps": stars.QUICK_STEPS}),
     "table5": Check(table5.check, {"sizes": table5.QUICK_SIZES}),
     "rotor": Check(rotor.check, {"blocks": rotor.QUICK_BLOCKS}),
+    "static": Check(static.check, {"stride": static.QUICK_STRIDE}),
     "activations": Check(activations.check, {"length": activations.QUICK_LENGTH}),
+    "checkmate-graphs": Check(operator_graphs.check, {"seconds": operator_graphs.QUICK_SECONDS}),
     "clock": Check(clock.check, {"stride": clock.QUICK_STRIDE}, clock.require_v100),
 }
 """What can be reproduced. To add one: a module with such a function, and a line here."""

@@ -124,6 +124,34 @@ class Session:
         handle.rebind()
         return planner.take_profile(measured)
 
+    def enforced(self, batch: Batch, budget_bytes: int) -> StepRecord:
+        """Take a training step on a batch with the budget enforced, from an empty cache.
+
+        Raises:
+            torch.OutOfMemoryError: If it did not fit.
+        """
+        device = self.handle.device
+        device.enforce(budget_bytes)
+        try:
+            return self.take(batch)
+        finally:
+            device.enforce(None)
+
+    def outcome(self, batch: Batch, budget_bytes: int) -> str:
+        """Return what comes of a step under an enforced budget, from an empty cache.
+
+        Returns:
+            ``ok``; ``flushed`` where the allocator had to flush its cache within the step; ``oom``
+            where the plan ran out of memory.
+        """
+        try:
+            record = self.enforced(batch, budget_bytes)
+        except torch.OutOfMemoryError:
+            return "oom"
+        if record.outcome != "ok":
+            return "oom"
+        return "flushed" if record.num_alloc_retries else "ok"
+
     def settle(self, length: int) -> None:
         """Take the steps that make gradients and optimizer state, which later ones find there."""
         for _ in range(2):

@@ -6,7 +6,7 @@ That a larger budget never makes a plan slower follows: what fits a budget fits 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mimose.costs import grown_gradients
 from mimose.plan import Plan
@@ -18,8 +18,8 @@ from mimose.units import format_bytes
 
 _LEAST_SLOTS, _MOST_SLOTS = 500, 8000
 _MOST_INPUT_SLOTS = 2000
-_TABLE_ENTRIES = 40_000_000  # Eight bytes each.
-_FINE = 1000  # Units at which memory is counted finely.
+_TABLE_ENTRIES = 20_000_000  # Eight bytes each.
+_FINE = 500  # Units at which memory is counted finely.
 _REMEMBERED = 4
 
 
@@ -103,7 +103,7 @@ def schedules(
     key = (chain, store_all, slots)
     found = _remembered.get(key)
     if found is None:
-        found = tuple(_schedules(chain, store_all, slots, progress))
+        found = _undominated(chain, _schedules(chain, store_all, slots, progress))
         if len(_remembered) >= _REMEMBERED:
             del _remembered[next(iter(_remembered))]
         _remembered[key] = found
@@ -127,14 +127,30 @@ def _schedules(
         say = None if progress is None else _prefixed(progress, bound)
         unit = _unit(chain, -(-bound // slots))
         table = rotor.solve(chain, bound, unit=unit, store_all=store_all, progress=say)
-        for memory, _ in table.steps():
-            plan = table.plan(memory)
-            assert plan is not None, "a step is feasible"
-            found[plan] = None
         least = table.least
-        if unit == 1 or least is None or bound < 2 * least or least > _FINE * unit:
+        last = unit == 1 or least is None or bound < 2 * least or least > _FINE * unit
+        for memory, _ in table.steps():
+            # Less memory is counted more finely in the tables to come.
+            if last or memory > bound // 2:
+                plan = table.plan(memory)
+                assert plan is not None, "a step is feasible"
+                found[plan] = None
+        if last:
             return found
         bound //= 2
+
+
+def _undominated(chain: Chain, plans: Iterable[Plan]) -> tuple[Plan, ...]:
+    """Return the plans than which none is faster in as much memory."""
+    judged = [(simulate(chain, plan), plan) for plan in plans]
+    judged.sort(key=lambda pair: (pair[0].peak, pair[0].makespan))
+    best = float("inf")
+    found = []
+    for (makespan, _), plan in judged:
+        if makespan < best:
+            best = makespan
+            found.append(plan)
+    return tuple(found)
 
 
 def _unit(chain: Chain, least: int) -> int:

@@ -102,6 +102,7 @@ class Checkmate(Static):
             min(plans, key=lambda p: (costs.need_bytes(p) > limit, costs.seconds(p))),
             least_budget_bytes=tree.least_budget_bytes,
             status=result.status,
+            interrupted=result.interrupted,
             gap=result.gap if result.computed else None,
             bound_seconds=result.bound,
             tree_seconds=tree.predicted_seconds,
@@ -144,13 +145,13 @@ def graph_of(costs: StepCosts) -> Graph:
 
 
 def variants(computed: Table) -> list[AnyPlan]:
-    """Return the schedule of a table and one that runs blocks again as late as may be.
+    """Return the schedule of a table and two that run blocks again later.
 
-    As a tree each, where there is one.
+    As a tree each, where there is one. Of equally fast ones the first is the simplest.
     """
     schedule = to_schedule(computed)
-    late = postponed(schedule)
-    return [s.to_plan() or s for s in dict.fromkeys((late, schedule))]
+    found = (postponed(schedule, past_readers=True), postponed(schedule), schedule)
+    return [s.to_plan() or s for s in dict.fromkeys(found)]
 
 
 def _told(progress: Progress) -> Any:

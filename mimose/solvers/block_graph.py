@@ -22,6 +22,7 @@ share its forward stage, in which A is optional.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -135,11 +136,16 @@ def to_schedule(computed: Table) -> Schedule:
     return Schedule(count, tuple(found))
 
 
-def postponed(schedule: Schedule) -> Schedule:
+def postponed(schedule: Schedule, *, past_readers: bool = False) -> Schedule:
     """Return the schedule with every rerun moved to just before what first needs it.
 
     Where a solver is indifferent it may run a block long before that. What the block itself reads
     may be gone later, though: then it stays where it is.
+
+    Args:
+        schedule: The schedule.
+        past_readers: Whether what reads the output may read that of an earlier run instead, which
+            then is held for longer.
     """
     instructions = list(schedule.instructions)
     seen: set[int] = set()
@@ -150,18 +156,15 @@ def postponed(schedule: Schedule) -> Schedule:
         seen.add(block)
     for place in reversed(again):
         block = instructions[place].block
+        needed = (block,) if past_readers else (block, block + 1)
         end = next(
-            n
-            for n in range(place + 1, len(instructions))
-            if instructions[n].block in (block, block + 1)
+            n for n in range(place + 1, len(instructions)) if instructions[n].block in needed
         )
         moved = [*instructions[:place], *instructions[place + 1 : end]]
         moved += [instructions[place], *instructions[end:]]
-        try:
+        with contextlib.suppress(ValueError):
             Schedule(schedule.num_blocks, tuple(moved))
-        except ValueError:
-            continue
-        instructions = moved
+            instructions = moved
     return Schedule(schedule.num_blocks, tuple(instructions))
 
 
