@@ -19,6 +19,7 @@ from mimose.units import format_bytes
 _LEAST_SLOTS, _MOST_SLOTS = 500, 8000
 _MOST_INPUT_SLOTS = 2000
 _TABLE_ENTRIES = 20_000_000  # Eight bytes each.
+_MANY_BLOCKS = 150
 _FINE = 500  # Units at which memory is counted finely.
 _REMEMBERED = 4
 
@@ -86,7 +87,7 @@ def schedules(
     """Return the optimal schedules of the step's chain in every amount of memory.
 
     Sizes are rounded up to units of memory, which are the larger the more memory a table goes up
-    to. So there is a table for half the memory, and so on, until the least memory is counted finely
+    to. So there is a table for less memory, and so on, until the least memory is counted finely
     as well. The peak model judges what is found: rounding costs optimality at most.
 
     Args:
@@ -122,22 +123,24 @@ def _schedules(
     most = max(simulate(chain, Plan.recompute_each(count, chosen)).peak, 1)
     # With every size rounded up, even that needs up to a unit a block more.
     bound = round(most / (1 - min(count / slots, 0.5)))
+    # Long chains take long, so they get fewer tables.
+    less = 2 if count < _MANY_BLOCKS else 4
     found: dict[Plan, None] = {}
     while True:
         say = None if progress is None else _prefixed(progress, bound)
         unit = _unit(chain, -(-bound // slots))
         table = rotor.solve(chain, bound, unit=unit, store_all=store_all, progress=say)
         least = table.least
-        last = unit == 1 or least is None or bound < 2 * least or least > _FINE * unit
+        last = unit == 1 or least is None or bound < less * least or least > _FINE * unit
         for memory, _ in table.steps():
             # Less memory is counted more finely in the tables to come.
-            if last or memory > bound // 2:
+            if last or memory > bound // less:
                 plan = table.plan(memory)
                 assert plan is not None, "a step is feasible"
                 found[plan] = None
         if last:
             return found
-        bound //= 2
+        bound //= less
 
 
 def _undominated(chain: Chain, plans: Iterable[Plan]) -> tuple[Plan, ...]:

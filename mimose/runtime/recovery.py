@@ -36,6 +36,7 @@ class Undo:
         self._parameters = list(model.parameters())
         self._saved: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         self._changing: list[torch.Tensor] | None = None
+        self._restored = False
         self._rng: Any = None
         self._with_grad: list[torch.nn.Parameter] = []
         self.possible = True
@@ -53,7 +54,8 @@ class Undo:
             bool(p.grad.any()) for p in self._with_grad if p.grad is not None
         )
         with torch.no_grad(), self._device.host_memory():
-            if self._changing is None and self._saved:
+            # Of a step that was undone no buffer shows whether it changes.
+            if self._changing is None and self._saved and not self._restored:
                 self._changing = [
                     b
                     for b, version, copy in self._saved
@@ -61,9 +63,11 @@ class Undo:
                 ]
             buffers = self._buffers if self._changing is None else self._changing
             self._saved = [(b, b._version, b.detach().to("cpu", copy=True)) for b in buffers]
+        self._restored = False
 
     def restore(self) -> None:
         """Bring back the state at :meth:`save`: random state, buffers, no gradient of the step."""
+        self._restored = True
         had_grad = set(map(id, self._with_grad))
         with torch.no_grad():
             for buffer, _, copy in self._saved:

@@ -86,7 +86,7 @@ def solve(
         allowances: Shares of the budget to hold back from the relaxation.
         forms: Which forms of the problem to relax, see :mod:`mimose.solvers.checkmate`.
         forward_again: Whether stages of forward nodes may compute earlier nodes again.
-        time_limit: Seconds for each relaxation.
+        time_limit: Seconds for each relaxation, and for improving on what they give.
         hold: Whether to improve on the cheapest that fit, see :func:`hold_more`.
 
     Raises:
@@ -124,8 +124,9 @@ def solve(
     fitting.sort(key=lambda t: seen[t][0].cost)
     if hold:
         # Where the cheapest ends is not where the cheapest starts.
+        until = time.perf_counter() + time_limit
         for tables in fitting[:_HELD]:
-            better = hold_more(graph, budget, tables, forward_again=forward_again)
+            better = hold_more(graph, budget, tables, forward_again=forward_again, until=until)
             seen.setdefault(better, (simulate(graph, *better), *seen[tables][1:]))
             fitting.append(better)
     best = min(fitting, key=lambda t: seen[t][0].cost, default=None)
@@ -144,7 +145,14 @@ def solve(
     )
 
 
-def hold_more(graph: Graph, budget: int, tables: Tables, *, forward_again: bool = True) -> Tables:
+def hold_more(
+    graph: Graph,
+    budget: int,
+    tables: Tables,
+    *,
+    forward_again: bool = True,
+    until: float = inf,
+) -> Tables:
     """Return a schedule in which results are held, where that fits, that were computed again.
 
     Not in the paper, whose graphs have no small results among large ones: the relaxation holds a
@@ -156,6 +164,7 @@ def hold_more(graph: Graph, budget: int, tables: Tables, *, forward_again: bool 
         budget: Most bytes that may be held at any moment.
         tables: A schedule that fits, computed and kept.
         forward_again: Whether stages of forward nodes may compute earlier nodes again.
+        until: When to stop, on the clock of :func:`time.perf_counter`.
     """
     computed, kept = tables
     cost = simulate(graph, computed, kept).cost
@@ -167,6 +176,8 @@ def hold_more(graph: Graph, budget: int, tables: Tables, *, forward_again: bool 
         if now and stage < t
     }
     for i in sorted(again, key=lambda i: (graph.memory[i], i)):
+        if time.perf_counter() > until:
+            break
         held = [list(row) for row in kept]
         for t in range(graph.stage[i] + 1, graph.num_stages):
             held[t][i] = useful[t][i]

@@ -176,7 +176,7 @@ def test_a_second_failure_escapes_with_the_figures_in_its_text(lab):
     assert steps[FAILING_STEP + 1].record.outcome == "ok"
 
 
-@pytest.mark.parametrize("planner", ["full", "mimose"])
+@pytest.mark.parametrize("planner", ["fixed", "mimose"])
 @pytest.mark.parametrize(("on_oom", "exit_code"), [("stop", 3), ("skip", 0)])
 def test_a_batch_that_cannot_fit_stops_the_run_or_is_skipped(tmp_path, planner, on_oom, exit_code):
     # One step in this stream is far longer than the others.
@@ -185,6 +185,7 @@ def test_a_batch_that_cannot_fit_stops_the_run_or_is_skipped(tmp_path, planner, 
         data="synthetic",
         device="cpu",
         planner=planner,
+        plan="recompute each 0-3" if planner == "fixed" else None,
         budget=8 * MIB,
         steps=30,
         seed=1,

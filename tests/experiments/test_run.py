@@ -66,11 +66,13 @@ def test_baseline_out_of_memory_is_a_result(tmp_path: Path) -> None:
 
 
 def test_the_least_budget_named_does_fit(tmp_path: Path) -> None:
-    failed = run(tiny(tmp_path, planner="full", budget=6 * MIB, steps=20), quiet=True)
+    plan = {"planner": "fixed", "plan": "recompute each 0-3"}  # Nothing is profiled beforehand.
+    failed = run(tiny(tmp_path, budget=6 * MIB, steps=20, **plan), quiet=True)
     assert failed.exit_code == 3
     least = int(str(failed.message).rsplit("(", 1)[1].split()[0])
     step = failed.info["summary"]["num_steps"]
-    again = run(tiny(tmp_path, planner="full", budget=least, steps=step), quiet=True)
+    assert failed.info["least_budget_bytes"] == least
+    again = run(tiny(tmp_path, budget=least, steps=step, **plan), quiet=True)
     assert again.exit_code == 0
 
 
@@ -118,7 +120,8 @@ def test_a_killed_run_keeps_what_was_flushed(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_does_not_fit_by_itself_is_out_of_memory(tmp_path: Path) -> None:
-    config = tiny(tmp_path, task="ic-swin", planner="full", budget=4 * MIB, batch_size=24, steps=2)
+    options = {"planner": "fixed", "plan": "recompute 0", "batch_size": 24}
+    config = tiny(tmp_path, task="ic-swin", budget=4 * MIB, steps=2, **options)
     result = run(config, quiet=True)
     assert result.exit_code == 3
     assert result.message is not None

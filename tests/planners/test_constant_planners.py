@@ -38,7 +38,7 @@ def test_unbound_planner_says_so():
 
 
 def test_state_of_a_planner_that_learns_nothing():
-    planner = Full()
+    planner = Baseline()
     planner.load_state_dict(planner.state_dict())
     assert planner.state_dict() == {}
 
