@@ -239,7 +239,8 @@ def _tables(workload: Workload, cells: Cells) -> list[ResultTable]:
         times.append((name, *row))
     for planner in ("Sublinear", "Mimose"):
         points = paper[planner]
-        times.append((f"paper's {planner}", *(f"{p.relative_time:.3f}" for p in points)))
+        printed = (f"{point.relative_time:.3f}" for _, point in zip(given, points))
+        times.append((f"paper's {planner}", *printed))
     errors = []
     for name in PLANNERS:
         found = [c for budget in given if (c := cells[name, budget]).plan is not None]

@@ -25,9 +25,9 @@ def chains(draw, most=4, temporaries=True, extensions=True, exact=False):
         more["backward_temporary"] = numbers(3, blocks + 1)
     if exact:
         bottom = -2
-        more["forward_temporary"] = numbers(3, blocks + 1, bottom)
+        more["forward_temporary"] = numbers(15, blocks + 1, bottom)
         more["backward_temporary"] = numbers(3, blocks + 1, bottom)
-        more["keep_temporary"] = numbers(3, blocks, bottom)
+        more["keep_temporary"] = numbers(15, blocks, bottom)
     if extensions:
         more["again"] = tuple(draw(st.integers(0, f)) for f in forward)
         more["held"] = tuple(sorted(numbers(6, blocks + 1), reverse=True))
@@ -78,7 +78,7 @@ def test_without_temporaries_the_conditions_are_the_simulated_memory(chain, memo
         assert simulate(chain, table.plan(memory)).peak <= memory
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=100)
 @given(chains(exact=True), st.integers(1, 45))
 def test_exact_conditions_are_the_simulated_memory(chain, memory):
     best = best_plan(chain, memory, simulated=True)

@@ -126,6 +126,20 @@ def test_what_is_held_counts():
     assert solve(line(3), 60).least == 6
 
 
+def test_with_exact_conditions_each_forgotten_forward_must_fit():
+    chain = Chain(
+        forward=(1, 1, 0),
+        backward=(1, 1, 0),
+        x=(1, 1, 1),
+        saved=(4, 9),
+        forward_temporary=(0, 15, 0),
+        backward_temporary=(0, -9, 0),
+        keep_temporary=(0, 30),
+    )
+    # Stage 1 is forgotten in 1 + 1 + 1 + 15; kept, it needs 1 + 4 + 9 + 30 beside a kept stage 0.
+    assert solve(chain, 60).steps() == [(18, 6), (21, 5), (44, 4)]
+
+
 def test_cuts_and_stages_to_keep_are_respected():
     chain = line(6, cuts=frozenset({2, 5}), keep_only=frozenset({3}))
     table = solve(chain, 60)
