@@ -274,10 +274,11 @@ class Handle:
         """Run the forward and backward pass of a step, again if it runs out of memory.
 
         An attempt that runs out of memory is undone (no gradient of it stays; the random state and
-        the module's buffers come back) and run once more with every block recomputed, unless the
-        planner is one that is never rescued, or gradients other than zeros were there before (of
-        earlier micro-batches): those could not be told apart. The optimizer's step does not belong
-        in it: it cannot be undone.
+        the module's buffers come back) and run once more with every block recomputed, or with a
+        plan that the planner knows to need less. Not so if the planner is one that is never
+        rescued, or if gradients other than zeros were there before (of earlier micro-batches):
+        those could not be told apart. The optimizer's step does not belong in it: it cannot be
+        undone.
 
         Args:
             function: Computes the loss and its gradients. What its local variables hold is let go
@@ -316,11 +317,14 @@ class Handle:
             return
         self._undo.restore()
         self.device.release_cache()
-        everything = Plan.recompute_each(len(self._executor.block_names))
+        rescue = getattr(self.planner, "rescue", None)
+        frugal: AnyPlan | None = None if rescue is None else rescue()
+        if frugal is None:
+            frugal = Plan.recompute_each(len(self._executor.block_names))
         if self._step is not None:
             self._step.retried = True
-            self._step.ordered = everything
-        self._executor.begin(everything)
+            self._step.ordered = frugal
+        self._executor.begin(frugal)
         yield Attempt(self, last=True)
 
     def profile(

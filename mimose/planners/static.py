@@ -38,6 +38,8 @@ Progress = Callable[[str], None]
 
 _MARGIN_SHARE = 0.05
 _SEGMENT_BYTES = 20 << 20
+_MOST_REPLANS = 4
+_QUICK_SECONDS = 10.0
 
 
 class StepCosts:
@@ -53,6 +55,7 @@ class StepCosts:
         limit_bytes: What a plan may need: the budget less the margin; None without a budget.
         blocks: The blocks that may be recomputed and that save something.
         packing: Predicts what is lost to packing; None where the tensors' sizes are unknown.
+        smallest: Of the plans chosen from so far, the one that needs least; None before.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class StepCosts:
         self.limit_bytes = None if info.budget_bytes is None else info.budget_bytes - margin_bytes
         self.blocks = recomputable(info)
         self.packing = packing
+        self.smallest: AnyPlan | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -120,6 +124,7 @@ class StepCosts:
             (self.seconds(plan), self.need_bytes(plan), plan) for plan in dict.fromkeys(plans)
         ]
         _, least, smallest = min(judged, key=lambda j: (j[1], j[0]))
+        self.smallest = smallest
         limit = self.limit_bytes
         fitting = [j for j in judged if limit is None or j[1] <= limit]
         if not fitting:
@@ -244,6 +249,7 @@ class Static(Bound):
         self._margin = None if margin is None else byte_count("margin", margin)
         self.solution: Solution | None = None
         self.costs: StepCosts | None = None
+        self._replans = 0
 
     # -- to be defined by each planner
 
@@ -367,8 +373,44 @@ class Static(Bound):
                 peak = solution.predicted_peak_bytes
         return Decision(solution.plan, predicted_peak_bytes=peak)
 
+    def rescue(self) -> AnyPlan | None:
+        """Return what to repeat a step with that ran out of memory: the plan that needs least.
+
+        None where nothing was profiled: then every block is recomputed.
+        """
+        costs = self.costs
+        if costs is None or costs.smallest is None:
+            return None
+        every = Plan.recompute_each(costs.num_blocks, costs.blocks)
+        return min((costs.smallest, every), key=costs.need_bytes)
+
     def observe(self, record: StepRecord) -> None:
-        """Learn nothing: the plan is made."""
+        """Plan anew, with more of a margin, if a step ran out of memory under the plan.
+
+        What was predicted is what is allocated. How far what is free lies in pieces, only running
+        shows. A few times at most, and only where planning takes seconds.
+        """
+        solution, costs = self.solution, self.costs
+        if (
+            record.outcome != "retried"
+            or solution is None
+            or costs is None
+            or costs.budget_bytes is None
+            or costs.limit_bytes is None
+            or self._replans >= _MOST_REPLANS
+            or solution.solve_seconds > _QUICK_SECONDS
+        ):
+            return
+        self._replans += 1
+        costs.limit_bytes -= int(_MARGIN_SHARE * costs.budget_bytes)
+        started = time.perf_counter()
+        try:
+            again = self.solve(costs)
+        except Infeasible:
+            return
+        details = {**again.details, "replans": self._replans}
+        seconds = time.perf_counter() - started
+        self.solution = replace(again, solve_seconds=seconds, details=details)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the solution as plain data."""

@@ -16,8 +16,8 @@ from mimose.devices import open_device
 from mimose.devices.base import Device
 from mimose.handle import attach
 from mimose.planners.base import Planner
-from mimose.planners.constant import Constant
 from mimose.planners.bound import recompute_all
+from mimose.planners.constant import Constant
 from mimose.planners.mimose.estimator import Estimator
 from mimose.records import Decision, Situation, Size, StepRecord
 from mimose_bench.experiments.bounds import Bounds, measure_bounds
