@@ -18,6 +18,14 @@ UI = ("typer", "click", "rich", "pandas", "pyarrow", "matplotlib")
 # A module (or package, with all in it) and what it must not import.
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "mimose": ("mimose_bench", *UI),
+    "mimose.compiled": (
+        "torch",
+        "mimose.planners",
+        "mimose.runtime",
+        "mimose.devices",
+        "mimose.solvers",
+        "mimose.handle",
+    ),
     "mimose.solvers": ("torch", "mimose.planners", "mimose.runtime", "mimose.devices"),
     "mimose.planners": ("torch", "transformers", "mimose.runtime", "mimose.devices"),
     "mimose.runtime": ("mimose.planners", "mimose.handle"),

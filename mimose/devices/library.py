@@ -1,24 +1,17 @@
-"""Builds the allocator model at first use and loads it.
-
-The compiled library lies in the user's own cache folder (``$XDG_CACHE_HOME/mimose``, by default
-``~/.cache/mimose``), named by a hash of everything it depends on.
-"""
+"""Builds the allocator model at first use and loads it."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import stat
-import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
+
+from mimose import compiled
+from mimose.compiled import cache_folder, find_compiler
+
+__all__ = ["NO_COMPILER", "Stats", "cache_folder", "find_compiler", "load"]
 
 SOURCE = Path(__file__).with_name("allocator.cpp")
 HEADER = Path(__file__).with_name("allocator_model.h")
@@ -66,61 +59,15 @@ class Stats(ctypes.Structure):
     largest_free_block: int
 
 
-def find_compiler() -> list[str] | None:
-    """Return the command of the C++ compiler (``$CXX``, else the usual names), or None."""
-    named = shlex.split(os.environ.get("CXX", ""))
-    if named and shutil.which(named[0]):
-        return named
-    return next(([name] for name in ("g++", "c++", "clang++") if shutil.which(name)), None)
-
-
-def cache_folder() -> Path:
-    """Return the user's own folder for compiled code, made with mode 0700.
-
-    Raises:
-        ValueError: If the folder cannot be made, or if someone else could write to it: code from
-            it would run as this user.
-    """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mimose"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except OSError as error:
-        raise ValueError(
-            f"cannot use {folder} for compiled code ({error.strerror}): "
-            "set XDG_CACHE_HOME to a folder of yours"
-        ) from error
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ValueError(
-            f"{folder} belongs to or can be written by someone else: give it mode 0700, "
-            "or set XDG_CACHE_HOME to a folder of yours"
-        )
-    return folder
-
-
 @functools.cache
-def load() -> ctypes.PyDLL:
+def load() -> ctypes.CDLL:
     """Return the library, compiled first if this source, torch and compiler have not been yet.
 
     Raises:
         ValueError: If there is no compiler or it fails; the message says what to install.
     """
-    # PyDLL keeps the interpreter's lock during calls: they take well under a microsecond.
-    path = _build()
-    try:
-        library = ctypes.PyDLL(str(path))
-    except OSError:
-        # Cut short or damaged in the cache: once more from the source.
-        path.unlink(missing_ok=True)
-        path = _build()
-        try:
-            library = ctypes.PyDLL(str(path))
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise ValueError(
-                f"the allocator model was compiled but cannot be loaded ({error}): check the "
-                "compiler that $CXX names, or install g++ 10 or newer"
-            ) from error
+    # Calls take well under a microsecond, so the interpreter's lock is kept.
+    library = compiled.load(_library(), keep_lock=True)
     model, size, pointer = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER
     log = ctypes.c_void_p
     signatures: dict[str, tuple[object, ...]] = {
@@ -164,46 +111,18 @@ def load() -> ctypes.PyDLL:
 
 
 def _build() -> Path:
-    folder = cache_folder()
-    abi = int(torch.compiled_with_cxx11_abi())
-    flags = [*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
-    inputs = (SOURCE.read_text(), HEADER.read_text(), torch.__version__, platform.machine(), *flags)
-    stem = f"allocator-{_digest(*inputs)}"
-    compiler = find_compiler()
-    if compiler is None:
-        earlier = next(iter(sorted(folder.glob(f"{stem}-*.so"))), None)
-        if earlier is None:
-            raise ValueError(NO_COMPILER)
-        return earlier
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-    target = folder / f"{stem}-{_digest(*compiler, version.stdout)}.so"
-    if not target.exists():
-        _compile(compiler, flags, target)
-    return target
+    return compiled.build(_library())
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _compile(compiler: list[str], flags: list[str], target: Path) -> None:
+def _library() -> compiled.Library:
     root = Path(torch.__file__).parent
-    handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
-    os.close(handle)
-    built = Path(name)
-    # The linker drops a library that comes before the source that needs it.
-    command = [*compiler, *flags, f"-I{root / 'include'}", str(SOURCE), "-o", name]
-    command += [f"-L{root / 'lib'}", "-lc10"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error" in line]
-            raise ValueError(
-                f"{' '.join(compiler)} could not compile the allocator model "
-                f"({(errors or [done.stderr.strip() or f'exit code {done.returncode}'])[0]}): "
-                "check the compiler that $CXX names, or install g++ 10 or newer"
-            )
-        # Renaming is atomic: of two processes that compile at once, the later one wins.
-        built.replace(target)
-    finally:
-        built.unlink(missing_ok=True)
+    abi = int(torch.compiled_with_cxx11_abi())
+    return compiled.Library(
+        name="allocator",
+        purpose="the allocator model",
+        files=(SOURCE, HEADER),
+        no_compiler=NO_COMPILER,
+        flags=(*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{root / 'include'}"),
+        links=(f"-L{root / 'lib'}", "-lc10"),
+        version=torch.__version__,
+    )

@@ -115,6 +115,11 @@ _remembered: dict[tuple[Chain, bool, int], tuple[Plan, ...]] = {}
 """The schedules of the chains planned for last: planning for several budgets solves once."""
 
 
+def forget() -> None:
+    """Forget what was remembered, so that the next solve takes its whole time."""
+    _remembered.clear()
+
+
 def _schedules(
     chain: Chain, store_all: bool, slots: int, progress: Progress | None
 ) -> dict[Plan, None]:

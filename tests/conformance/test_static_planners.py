@@ -86,7 +86,7 @@ def carry_out(lab, name, budget):
 
 
 @pytest.mark.parametrize("zero_grad", ["keep", "free"])
-@pytest.mark.parametrize("share", [0.15, 0.6])
+@pytest.mark.parametrize("share", [0.35, 0.7])
 def test_nothing_but_memory_changes(config, zero_grad, share, bounds, make_lab, report):
     from tests.conformance.conftest import make_deep
 
