@@ -364,7 +364,7 @@ class Handle:
         measured = self.measure(
             function,
             size,
-            plan=planner.profiling_plan(),
+            plan=planner.profiling_plan,
             optimizer=optimizer,
             keeps_gradients=keeps_gradients,
         )
@@ -375,7 +375,7 @@ class Handle:
         function: Callable[[], Any],
         size: Size,
         *,
-        plan: Plan,
+        plan: Plan | Callable[[], Plan],
         optimizer: torch.optim.Optimizer | None = None,
         keeps_gradients: bool = False,
         grads_are_zero: bool = False,
@@ -385,7 +385,9 @@ class Handle:
         Args:
             function: As for :meth:`profile`, as are the others.
             size: The batch's size.
-            plan: What the passes carry out: :meth:`mimose.planners.static.Static.profiling_plan`.
+            plan: What the passes carry out, or
+                :meth:`mimose.planners.static.Static.profiling_plan`, which is asked anew once a
+                first pass has shown how many blocks there are.
             optimizer: What will train the model.
             keeps_gradients: Whether the loop leaves gradients allocated between steps.
             grads_are_zero: Whether gradients that exist already are known to be zeros, so that
@@ -395,16 +397,21 @@ class Handle:
             ValueError: If there are gradients already.
             torch.OutOfMemoryError: If a pass does not fit.
         """
+        _check_size(size, "size is")
         if self._step is not None:
             self.end()
         device = self.device
         # The first pass counts FLOPs, which takes time, and warms up what has to be.
-        records = [
-            self._profiled_pass(
-                plan, function, size, keeps_gradients, grads_are_zero, count=number == 0
+        records: list[StepRecord] = []
+        while len(records) <= _TIMED_PASSES[device.kind]:
+            passed = plan() if callable(plan) else plan
+            records.append(
+                self._profiled_pass(
+                    passed, function, size, keeps_gradients, grads_are_zero, count=not records
+                )
             )
-            for number in range(1 + _TIMED_PASSES[device.kind])
-        ]
+            if callable(plan) and plan() != passed:
+                records.clear()  # Modules are called more often than had been thought.
         trainable = [p for p in self._parameters if p.requires_grad]
         gradients = sum(p.numel() * p.element_size() for p in trainable)
         state, temporary = optimizer_costs(optimizer, device, gradients)
@@ -456,6 +463,11 @@ class Handle:
             with self._executor.counting():
                 function()
             step, self._step = self._step, None
+            if step is None:
+                raise ValueError(
+                    "the profiled function ended its own step: let it compute a loss and its "
+                    "gradients and nothing else"
+                )
             step.optimized = device.now()
             record = step.record(device, self._executor)
             record.phase = "profile"
@@ -618,11 +630,7 @@ class Handle:
 
     def _on_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         size = self._size(args, kwargs)
-        if not isinstance(size, tuple) or not all(isinstance(x, int) and x > 0 for x in size):
-            raise ValueError(
-                f"size= returned {size!r}: it is to return a tuple of positive integers, the batch "
-                "first, for example (8, 512)"
-            )
+        _check_size(size, "size= returned")
         self.begin(size)
 
     def _after_forward(self) -> None:
@@ -651,6 +659,15 @@ class Handle:
         self._optimizer_ready = True
         if self._step is not None:
             self._step.optimized = self.device.now()
+
+
+def _check_size(size: Any, what: str) -> None:
+    whole = isinstance(size, tuple) and all(isinstance(x, int) and x > 0 for x in size)
+    if not whole or not size:
+        raise ValueError(
+            f"{what} {size!r}: it is to be a tuple of positive integers, the batch first, for "
+            "example (8, 512)"
+        )
 
 
 class Attempt:

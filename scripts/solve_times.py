@@ -10,13 +10,13 @@ Solvers with a time limit have the default one, and print how far from the optim
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import time
-from dataclasses import replace
 
 from mimose.costs import Infeasible, Profile
 from mimose.plan import Plan
-from mimose.planners import PLANNERS, candidates, make_planner
+from mimose.planners import PLANNERS, candidates, checkmate_lp, make_planner
 from mimose.planners.static import Static, StepCosts
 from mimose.records import ModelInfo, Situation
 
@@ -59,20 +59,21 @@ def step(count: int, budget: int | None = None, seed: int = 0) -> StepCosts:
     return StepCosts((1, 1), profile, info, Situation(256 * MB), 0)
 
 
-def budgets(count: int) -> list[int]:
+@functools.cache
+def budgets(count: int) -> tuple[int, ...]:
     """Return the budgets that ``count`` blocks are planned for."""
     costs = step(count)
     least = make_planner("rotor").solve(costs).least_budget_bytes
     most = costs.need_bytes(Plan.keep_all(count))
-    return [int(least + share * (most - least)) for share in SHARES]
+    return tuple(int(least + share * (most - least)) for share in SHARES)
 
 
 def measure(name: str, count: int, budget: int) -> str:
     """Return a row of the table: one planner, one number of blocks, one budget."""
     # Nothing that was solved before for another planner or budget counts.
     candidates.forget()
+    checkmate_lp.forget()
     costs = step(count, budget)
-    costs.info = replace(costs.info, budget_bytes=budget)
     wall, began = time.perf_counter(), time.process_time()
     try:
         found = make_planner(name).solve(costs)

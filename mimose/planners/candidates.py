@@ -6,7 +6,9 @@ That a larger budget never makes a plan slower follows: what fits a budget fits 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from mimose.costs import grown_gradients
 from mimose.plan import Plan
@@ -18,9 +20,11 @@ from mimose.units import format_bytes
 
 _LEAST_SLOTS, _MOST_SLOTS = 500, 8000
 _MOST_INPUT_SLOTS = 2000
-_TABLE_ENTRIES = 20_000_000  # Eight bytes each.
+_TABLE_ENTRIES = 10_000_000  # Eight bytes each.
 _MANY_BLOCKS = 150
 _FINE = 500  # Units at which memory is counted finely.
+_MOST_STEPS = 250  # Of a table with more, schedules that are nearly as fast are passed over.
+_ALIKE = 0.0003
 _REMEMBERED = 4
 
 
@@ -104,7 +108,7 @@ def schedules(
     key = (chain, store_all, slots)
     found = _remembered.get(key)
     if found is None:
-        found = _undominated(chain, _schedules(chain, store_all, slots, progress))
+        found = tuple(_schedules(chain, store_all, slots, progress))
         if len(_remembered) >= _REMEMBERED:
             del _remembered[next(iter(_remembered))]
         _remembered[key] = found
@@ -137,28 +141,32 @@ def _schedules(
         table = rotor.solve(chain, bound, unit=unit, store_all=store_all, progress=say)
         least = table.least
         last = unit == 1 or least is None or bound < less * least or least > _FINE * unit
-        for memory, _ in table.steps():
-            # Less memory is counted more finely in the tables to come.
-            if last or memory > bound // less:
-                plan = table.plan(memory)
-                assert plan is not None, "a step is feasible"
-                found[plan] = None
+        # Less memory is counted more finely in the tables to come.
+        steps = [step for step in table.steps() if last or step[0] > bound // less]
+        for memory in _thinned(steps):
+            plan = table.plan(memory)
+            assert plan is not None, "a step is feasible"
+            found[plan] = None
         if last:
             return found
         bound //= less
 
 
-def _undominated(chain: Chain, plans: Iterable[Plan]) -> tuple[Plan, ...]:
-    """Return the plans than which none is faster in as much memory."""
-    judged = [(simulate(chain, plan), plan) for plan in plans]
-    judged.sort(key=lambda pair: (pair[0].peak, pair[0].makespan))
-    best = float("inf")
-    found = []
-    for (makespan, _), plan in judged:
-        if makespan < best:
-            best = makespan
-            found.append(plan)
-    return tuple(found)
+def _thinned(steps: Sequence[tuple[int, float]]) -> list[int]:
+    """Return the memory of the steps; where there are many, of so many that no time is missed.
+
+    A step is left out only if there is one of less memory that is slower by less than a share of
+    :data:`_ALIKE`.
+    """
+    if len(steps) <= _MOST_STEPS:
+        return [memory for memory, _ in steps]
+    found = [steps[0][0]]
+    seconds = steps[0][1]
+    for memory, now in steps:
+        if now < seconds * (1 - _ALIKE):
+            found.append(memory)
+            seconds = now
+    return list(dict.fromkeys([*found, steps[-1][0]]))
 
 
 def _unit(chain: Chain, least: int) -> int:
@@ -174,15 +182,13 @@ def _unit(chain: Chain, least: int) -> int:
             -(-size // k) for k in range(max(2 * size // (3 * least), 1), size // least + 1)
         )
 
-    def lost(unit: int) -> float:
-        return sum(
-            sum(n * (-size % unit) for size, n in sizes.items())
-            / sum(n * size for size, n in sizes.items())
-            for sizes in (inputs, saved)
-            if sizes
-        )
-
-    return min((u for u in tried if least <= u <= 2 * least), key=lambda u: (lost(u), u))
+    units = np.array(sorted(u for u in tried if least <= u <= 2 * least), np.int64)
+    lost = np.zeros(len(units))
+    for sizes in (inputs, saved):
+        if sizes:
+            rounded = sum(n * (-size % units) for size, n in sizes.items())
+            lost += rounded / sum(n * size for size, n in sizes.items())
+    return int(units[lost.argmin()])
 
 
 def _prefixed(progress: Progress, bound: int) -> Progress:

@@ -66,6 +66,9 @@ class StepCosts:
         situation: Situation,
         margin_bytes: int,
         packing: Packing | None = None,
+        *,
+        budget_for: Callable[[int], int] | None = None,
+        planner: str = "this planner",
     ) -> None:
         self.size = size
         self.profile = profile
@@ -75,6 +78,8 @@ class StepCosts:
         self.limit_bytes = None if info.budget_bytes is None else info.budget_bytes - margin_bytes
         self.blocks = recomputable(info)
         self.packing = packing
+        self._budget_for = budget_for
+        self._planner = planner
         self.smallest: AnyPlan | None = None
 
     @property
@@ -123,22 +128,31 @@ class StepCosts:
         judged = [
             (self.seconds(plan), self.need_bytes(plan), plan) for plan in dict.fromkeys(plans)
         ]
+        if not judged:
+            raise ValueError(f"{self._planner} has no plan to choose from: give at least one")
         _, least, smallest = min(judged, key=lambda j: (j[1], j[0]))
         self.smallest = smallest
         limit = self.limit_bytes
         fitting = [j for j in judged if limit is None or j[1] <= limit]
         if not fitting:
-            self.check(self.peak_bytes(smallest), least)
+            self.check(self.peak_bytes(smallest), self.budget_for(least))
             fitting = [j for j in judged if j[2] is smallest]
         plan = min(fitting, key=lambda j: (j[0], j[1]))[2]
-        return self.solution(plan, least_budget_bytes=least, candidates=len(judged), **details)
+        least_budget = self.budget_for(least)
+        return self.solution(
+            plan, least_budget_bytes=least_budget, candidates=len(judged), **details
+        )
+
+    def budget_for(self, need_bytes: int) -> int:
+        """Return the least budget that leaves the margin free beside what a plan needs."""
+        return need_bytes if self._budget_for is None else self._budget_for(need_bytes)
 
     def check(self, peak_bytes: int, least_budget_bytes: int) -> None:
         """Refuse what does not fit into the budget.
 
         Args:
             peak_bytes: The predicted peak of the plan that needs least.
-            least_budget_bytes: What it needs.
+            least_budget_bytes: The budget to name.
 
         Raises:
             Infeasible: If the peak is beyond the budget.
@@ -147,9 +161,9 @@ class StepCosts:
         if budget is None or peak_bytes <= budget:
             return
         raise Infeasible(
-            f"a mini-batch of size {' x '.join(map(str, self.size))}, for which this planner "
-            f"plans, needs {format_bytes(least_budget_bytes, up=True)} whatever it recomputes, and "
-            f"the budget is {format_bytes(budget)}: give a larger budget or a smaller --plan-size",
+            f"a mini-batch of size {' x '.join(map(str, self.size))} needs a budget of "
+            f"{format_bytes(least_budget_bytes, up=True)} under {self._planner}, and it is "
+            f"{format_bytes(budget)}: give a larger budget or plan for a smaller batch",
             least_budget_bytes,
         )
 
@@ -178,7 +192,8 @@ class Solution:
         need_bytes: That and what is lost to packing.
         predicted_seconds: Time of a step's forward and backward pass.
         baseline_seconds: The same with everything kept.
-        least_budget_bytes: The least budget under which this planner has a plan.
+        least_budget_bytes: The least budget under which this planner has a plan that leaves the
+            margin free.
         solve_seconds: How long solving took.
         details: Whatever else the planner has to say: bounds, gaps, numbers of candidates.
     """
@@ -263,7 +278,10 @@ class Static(Bound):
         Raises:
             Infeasible: If no plan of this planner's fits.
         """
-        raise NotImplementedError
+        raise ValueError(
+            f"planner {type(self).__name__} does not say how it plans: define solve(), which "
+            "returns costs.choose(plans)"
+        )
 
     def unprofiled(self) -> Plan:
         """Return the plan to carry out where nothing was profiled.
@@ -284,9 +302,23 @@ class Static(Bound):
         budget = self.info.budget_bytes
         if budget is None:
             return None
+        return self._margin_of(budget)
+
+    def _margin_of(self, budget: int) -> int:
         if self._margin is not None:
             return self._margin
         return max(int(_MARGIN_SHARE * budget), min(_SEGMENT_BYTES, budget // 8))
+
+    def _budget_for(self, need: int) -> int:
+        """Return the least budget that leaves its margin free beside ``need`` bytes."""
+        low, high = need, 2 * need + (self._margin or 0)
+        while low < high:
+            middle = (low + high) // 2
+            if middle - self._margin_of(middle) >= need:
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
     def profiling_plan(self) -> Plan:
         """Return what the profiled passes carry out: every block recomputed on its own."""
@@ -311,9 +343,23 @@ class Static(Bound):
             optimizer_peak=measured.optimizer_temporary_bytes,
             optimizer_state=measured.optimizer_state_bytes,
         )
-        self.costs = StepCosts(size, profile, info, steady, self.margin_bytes or 0, packing)
+        self.costs = StepCosts(
+            size,
+            profile,
+            info,
+            steady,
+            self.margin_bytes or 0,
+            packing,
+            budget_for=self._budget_for,
+            planner=f"planner {self.name}",
+        )
         started = time.perf_counter()
         solution = self.solve(self.costs, progress)
+        if not isinstance(solution, Solution):
+            raise ValueError(
+                f"solve() of planner {self.name} returned a {type(solution).__name__}, not a "
+                "Solution: return costs.choose([plan, ...])"
+            )
         self.solution = replace(solution, solve_seconds=time.perf_counter() - started)
         return self.solution
 
@@ -328,9 +374,9 @@ class Static(Bound):
         ]
         if not rows:
             raise ValueError(
-                f"planner {self.name} has nothing to plan from: no block of the model could be "
-                "measured, since all of them run checkpointed already; switch the model's own "
-                "gradient checkpointing off"
+                f"planner {self.name} has nothing to plan from: no block of the model was "
+                "measured; profile a forward and backward pass of the model in training mode, with "
+                "gradients, and without checkpointing of its own"
             )
         found = np.max([row[0] for row in rows], axis=0)
         if not records[-1].situation.grads_resident:

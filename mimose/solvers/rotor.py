@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from mimose.plan import Plan, Region
+from mimose.solvers import rotor_compiled
 from mimose.solvers.chain import Chain
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -33,6 +34,8 @@ Choices = np.ndarray[Any, np.dtype[np.int16]]
 
 SLOTS = 500
 """Units into which the memory is divided, as in the released code."""
+
+_MANY = 40  # Blocks from which on it matters how fast a table is solved.
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +224,42 @@ def solve(
     top = max(budget // unit - sizes.x[0] + 1, 0)  # m is 0 .. top - 1
     loss = chain.num_blocks
     before = list(accumulate(chain.forward, initial=0.0))
-    best = [np.full((loss + 1 - i, top), np.inf) for i in range(loss + 1)]
+    best = [np.empty((loss + 1 - i, top)) for i in range(loss + 1)]
     table = Table(chain, unit, budget, store_all, sizes, best)
     if top == 0:
         return table
-    sums = np.empty((loss, top))
+    columns, width = _numpy_columns(sizes, before, best, store_all), 1
+    problem = rotor_compiled.problem()
+    if problem is None:
+        columns = rotor_compiled.column_solver(sizes, before, best, store_all)
+        width = rotor_compiled.COLUMNS
+    elif progress is not None and loss >= _MANY:
+        progress(f"this takes several times as long as it could: {problem}")
     said = time.monotonic()
-    for last in range(loss + 1):
+    for last in range(0, loss + 1, width):
+        count = min(width, loss + 1 - last)
+        columns(last, count)
+        if progress is not None and time.monotonic() - said > 1.0:
+            said = time.monotonic()
+            progress(f"solved for {last + count} of {loss + 1} stages")
+    return table
+
+
+def _numpy_columns(
+    sizes: _Sizes, before: list[float], best: list[Array], store_all: bool
+) -> rotor_compiled.Columns:
+    """Return what fills the table without a compiler, and what the compiled one is tested with."""
+    loss, top, chain = sizes.loss, best[0].shape[1], sizes.chain
+    sums = np.empty((loss, top))
+
+    def column(last: int, count: int) -> None:
+        assert count == 1
         # after[j, m] is before[j] + C(m - x[j], j, last): the term that all regions share.
         after = np.full((last + 1, top), np.inf)
         enough = sizes.leaf[last]  # To recompute nothing, than which nothing is faster.
         for first in range(last, -1, -1):
             row = best[first][last - first]
+            row[:] = np.inf
             if first == last:
                 low = enough
                 row[low:] = (chain.forward if first == loss else chain.again)[first]
@@ -250,10 +277,8 @@ def solve(
                     low, kept = _kept(first, last, sizes, best)
                     np.minimum(row[low:], kept, out=row[low:])
             _shift(row, sizes.x[first], before[first], after[first])
-        if progress is not None and time.monotonic() - said > 1.0:
-            said = time.monotonic()
-            progress(f"solved for {last + 1} of {loss + 1} stages")
-    return table
+
+    return column
 
 
 def _shift(row: Array, size: int, more: float, out: Array) -> None:

@@ -10,7 +10,7 @@ simulated, several thresholds are tried, and only a schedule that fits is ever r
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf
@@ -24,6 +24,7 @@ ALLOWANCES = (0.2, 0.1, 0.0)
 """Shares of the budget held back from the relaxation; the paper's is 0.1."""
 
 _HELD = 3
+_LARGE = 120  # Nodes from which on only the cheapest is improved on.
 
 Form = Literal["tight", "paper"]
 Tables = tuple[tuple[tuple[bool, ...], ...], tuple[tuple[bool, ...], ...]]
@@ -143,6 +144,88 @@ def solve(
         allowance=allowance,
         seconds=time.perf_counter() - began,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Rounded schedules for several budgets.
+
+    Attributes:
+        tried: Every schedule.
+        bounds: For each budget that was solved in time, what no schedule within it undercuts;
+            infinite if there is none.
+        seconds: Time taken.
+    """
+
+    tried: tuple[Tables, ...]
+    bounds: Mapping[int, float]
+    seconds: float
+
+
+def ladder(
+    graph: Graph,
+    budgets: Sequence[int],
+    *,
+    thresholds: Sequence[float] = THRESHOLDS,
+    forward_again: bool = True,
+    time_limit: float = 60.0,
+    progress: Callable[[int], None] | None = None,
+) -> Ladder:
+    """Return the rounded schedules of the tight problem for each of ``budgets``.
+
+    What rounds to more than the budget is kept: it may fit into another one. Budgets far apart
+    come first, so that those left out when time runs out are missed least.
+
+    Args:
+        graph: What to compute.
+        budgets: Bytes that may be held at any moment.
+        thresholds: What is held for more than such a share counts as held.
+        forward_again: Whether stages of forward nodes may compute earlier nodes again.
+        time_limit: Seconds for all of it.
+        progress: Is told how many of the budgets are done.
+    """
+    began = time.perf_counter()
+    until = began + time_limit
+    seen: dict[Tables, Usage] = {}
+    bounds: dict[int, float] = {}
+    for place, index in enumerate(_spread(len(budgets))):
+        left = until - time.perf_counter()
+        if left <= 0:
+            break
+        if progress is not None:
+            progress(place)
+        try:
+            relaxed = checkmate.relax(
+                graph, budgets[index], forward_again=forward_again, time_limit=left
+            )
+        except TimeoutError:
+            break
+        bounds[budgets[index]] = inf if relaxed is None else relaxed.cost
+        for threshold in thresholds if relaxed is not None else ():
+            if time.perf_counter() > until:
+                break
+            tables = complete(graph, relaxed.kept, threshold, forward_again=forward_again)
+            if tables not in seen:
+                seen[tables] = simulate(graph, *tables)
+    for budget in sorted(bounds):
+        fitting = [tables for tables, usage in seen.items() if usage.peak <= budget]
+        fitting.sort(key=lambda t: seen[t].cost)
+        for tables in fitting[: _HELD if len(graph) < _LARGE else 1]:
+            if time.perf_counter() < until:
+                better = hold_more(graph, budget, tables, forward_again=forward_again, until=until)
+                if better not in seen:
+                    seen[better] = simulate(graph, *better)
+    return Ladder(tuple(seen), bounds, time.perf_counter() - began)
+
+
+def _spread(count: int) -> list[int]:
+    """Return ``0 .. count - 1`` in such an order that the first few lie far apart."""
+    found = dict.fromkeys([count - 1, 0] if count else [])
+    pieces = 2
+    while len(found) < count:
+        found.update(dict.fromkeys(i * (count - 1) // pieces for i in range(1, pieces)))
+        pieces += 1
+    return list(found)
 
 
 def hold_more(

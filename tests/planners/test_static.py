@@ -96,7 +96,7 @@ def test_what_fits_but_for_the_margin_runs_with_the_least_plan() -> None:
 
 def test_a_budget_below_the_least_is_refused_with_the_least() -> None:
     with pytest.raises(
-        Infeasible, match="give a larger budget or a smaller --plan-size"
+        Infeasible, match="give a larger budget or plan for a smaller batch"
     ) as refused:
         costs(NEED[COUNT] - 1).choose(prefixes())
     least = refused.value.least_budget_bytes
@@ -172,3 +172,23 @@ def test_its_state_is_its_solution() -> None:
     stranger.bind(ModelInfo(("a",), exact=True))
     with pytest.raises(ValueError, match="for a model of 4 blocks"):
         stranger.load_state_dict(planner.state_dict())
+
+
+def test_the_least_budget_named_leaves_the_margin_free() -> None:
+    planner = Prefix()
+    for need in (1, 10**6, 3 * 2**20, 100 * 2**20, 160 * 2**20, 10 * 2**30):
+        least = planner._budget_for(need)
+        for budget, fits in ((least, True), (least - 1, False)):
+            planner.bind(ModelInfo(("a",), budget_bytes=budget))
+            assert planner.margin_bytes is not None
+            assert (budget - planner.margin_bytes >= need) == fits
+
+
+def test_a_planner_that_does_not_say_how_it_plans_is_told() -> None:
+    class Silent(Static):
+        name: ClassVar[str] = "silent"
+
+    with pytest.raises(ValueError, match=r"Silent does not say how it plans: define solve\(\)"):
+        Silent().solve(costs(150))
+    with pytest.raises(ValueError, match="no plan to choose from"):
+        costs(150).choose([])
