@@ -8,6 +8,7 @@ interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled error.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -485,7 +486,7 @@ def plan(
                 (
                     str(answer.size[0]),
                     answer.shown,
-                    tables.number(answer.num_recomputed, "d"),
+                    tables.recomputed(answer.num_recomputed, answer.num_cores),
                     tables.size(answer.predicted_peak_bytes),
                     describe(answer),
                 )
@@ -788,10 +789,20 @@ def _config(options: dict[str, Any]) -> Any:
     given = {f.name: options[f.name] for f in fields(RunConfig) if f.name in options}
     budget, margin = options["budget"], options["margin"]
     given["budget"] = None if budget.strip().lower() == "none" else parse_bytes(budget)
-    given["margin"] = None if margin is None else parse_bytes(margin)
+    given["margin"] = None if margin is None else _margin(margin)
     given["planner_options"] = _pairs("--planner-option", options["planner_option"])
     given["task_options"] = _pairs("--task-option", options["task_option"])
     return RunConfig(**given)
+
+
+def _margin(text: str) -> int:
+    """Return the bytes of ``--margin``, which unlike a budget may be zero."""
+    if re.fullmatch(r"[0.]*0[0.]*\s*([KMGT]?I?B?)", text.strip(), re.I):
+        return 0
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"--margin {text}: {error}; or give 0") from error
 
 
 def _sizes(text: str) -> list[str]:

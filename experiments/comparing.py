@@ -184,9 +184,25 @@ def compare(runs: Sequence[Any]) -> list[dict[str, Any]]:
             "time_ratio_responsive_high": rest and rest.high,
             "time_ratio_without_planning": bare and bare.value,
             "max_loss_difference": difference,
+            **_planned_once(run),
         }
         rows.append(row)
     return rows
+
+
+def _planned_once(run: Any) -> dict[str, Any]:
+    """Return what is to be said of a plan that was made once for the whole run."""
+    solution = run.info.get("solution")
+    if not solution:
+        return {"solution": None, "predicted_time_ratio": None, "planned_peak_bytes": None}
+    base = solution["baseline_seconds"]
+    # Nothing but steps of the planned size has a prediction.
+    planned = run.steps[run.steps["predicted_peak_bytes"].notna()]["peak_allocated_bytes"].dropna()
+    return {
+        "solution": solution,
+        "predicted_time_ratio": solution["predicted_seconds"] / base if base else None,
+        "planned_peak_bytes": int(planned.max()) if len(planned) else None,
+    }
 
 
 def differences(runs: Sequence[Any]) -> list[str]:
@@ -208,14 +224,21 @@ _COMPARED = {
     "budget",
     "cache_step",
     "enforce",
+    "every",
+    "flops",
+    "fresh_plan",
+    "gap",
     "margin",
     "on_oom",
     "out",
     "plan",
+    "plan_size",
     "planner",
     "planner_options",
+    "segments",
     "sheltered",
     "steps",
+    "time_limit",
     "variant",
 }
 
@@ -232,6 +255,7 @@ _SHOWN = (
     "num_alloc_retries",
     "num_violations",
     "num_plans_made",
+    "mean_recomputed_blocks",
     "median_step_seconds",
     "mean_step_seconds",
     "lengths",

@@ -121,7 +121,10 @@ class RunConfig:
         if self.lr is not None and not self.lr > 0:
             raise ValueError(f"--lr must be above 0, not {self.lr}")
         if self.time_limit is not None and not 0 < self.time_limit < float("inf"):
-            raise ValueError(f"--time-limit must be above 0 seconds, not {self.time_limit}")
+            raise ValueError(
+                f"--time-limit must be a number of seconds above 0 and not endless, not "
+                f"{self.time_limit}"
+            )
         if self.gap is not None and not 0 <= self.gap < 1:
             raise ValueError(f"--gap is a share from 0 to below 1, not {self.gap}")
         if not 0 <= self.seed < 1 << 63:

@@ -17,6 +17,7 @@ from mimose.handle import Handle
 from mimose.planners import make_planner
 from mimose.planners.static import Static
 from mimose.records import Measured, StepRecord
+from mimose_bench.experiments import stopping
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.remembered import Replay, StepMemory, key_of
 from mimose_bench.experiments.tasks.base import Batch, Task
@@ -158,12 +159,18 @@ class Trainer:
 
         Raises:
             torch.OutOfMemoryError: If it does not fit.
+            KeyboardInterrupt: Between passes, if the program was asked to end.
         """
         handle = self.handle
         assert isinstance(handle.planner, Static)
         tensors = handle.device.put(batch.tensors)
+
+        def passes() -> None:
+            stopping.check()
+            self._gradients(tensors)
+
         return handle.measure(
-            lambda: self._gradients(tensors),
+            passes,
             batch.size,
             plan=handle.planner.profiling_plan(),
             optimizer=self.optimizer,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,9 @@ def key_of(config: RunConfig, task: Task, handle: Handle, size: Size) -> dict[st
 def find(root: Path, key: Key, *, own: Path | None = None) -> tuple[Stored | None, list[str]]:
     """Return the newest solution for ``key`` among the runs in ``root``.
 
+    A plan under which steps ran out of memory is not handed on, and nor are those older than it,
+    which may be the same.
+
     Args:
         root: Folder that holds runs.
         key: What decides the plan.
@@ -109,32 +113,65 @@ def find(root: Path, key: Key, *, own: Path | None = None) -> tuple[Stored | Non
         if folder == own or not path.exists():
             continue
         try:
-            entries = _entries(path)
+            for entry in _entries(path):
+                if entry["key"] != key:
+                    continue
+                failed, solution = entry.get("retried", 0), _solution(entry["solution"], key)
+                if failed:
+                    problems.append(
+                        f"the plan of {folder.name} is not reused, since steps ran out of memory "
+                        f"under it ({failed})"
+                    )
+                    return None, problems
+                if not solution.details.get(INTERRUPTED):
+                    return Stored(solution, folder), problems
+        except RecursionError:
+            problems.append(f"{path} was passed over: it is nested too deeply")
         except (OSError, ValueError) as error:
             problems.append(f"{path} was passed over: {error}")
-            continue
-        for entry in entries:
-            if entry["key"] != key:
-                continue
-            try:
-                solution = Solution.from_json(entry["solution"])
-            except ValueError as error:
-                problems.append(f"{path} was passed over: {error}")
-                continue
-            if not solution.details.get(INTERRUPTED):
-                return Stored(solution, folder), problems
     return None, problems
 
 
-def keep(folder: Path, solved: Iterable[tuple[Key, Solution]]) -> None:
-    """Write solutions to a run's folder."""
-    entries = [{"key": key, "solution": solution.to_json()} for key, solution in solved]
-    write_json(folder / FILE_NAME, {"schema_version": SCHEMA_VERSION, "plans": entries})
+def keep(folder: Path, key: Key, solution: Solution, *, retried: int = 0) -> None:
+    """Write a run's solution to its folder.
+
+    Args:
+        folder: The run's folder.
+        key: What decides the plan.
+        solution: The plan.
+        retried: How many steps ran out of memory under it.
+    """
+    entry = {"key": key, "solution": solution.to_json(), "retried": retried}
+    write_json(folder / FILE_NAME, {"schema_version": SCHEMA_VERSION, "plans": [entry]})
+
+
+def _solution(data: Any, key: Key) -> Solution:
+    """Return the solution in ``data``.
+
+    Raises:
+        ValueError: If it is none, or not one for ``key``.
+    """
+    if not isinstance(data, dict) or not isinstance(data.get("details"), dict):
+        raise ValueError("one of its solutions has no details")
+    try:
+        solution = Solution.from_json(data)
+    except (AttributeError, OverflowError):
+        raise ValueError("this is not a stored solution of a planner") from None
+    if list(solution.size) != key["size"]:
+        raise ValueError("one of its solutions is for another size than its key")
+    times = (solution.predicted_seconds, solution.baseline_seconds, solution.solve_seconds)
+    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in times):
+        raise ValueError("one of its solutions has times that are none")
+    return solution
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not in JSON")
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except ValueError:
         raise ValueError("it is not a JSON document") from None
     if not isinstance(data, dict) or not isinstance(data.get("plans"), list):

@@ -11,20 +11,16 @@ import torch
 from mimose.costs import Infeasible
 from mimose.devices.base import Device
 from mimose.handle import Handle, attach
+from mimose.plan import Plan
 from mimose.planners import make_planner
 from mimose.planners.static import Static
 from mimose.records import Size
 from mimose.units import format_bytes, format_seconds
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.loop import Trainer
-from mimose_bench.experiments.profiling import (
-    ProfileError,
-    check,
-    least_budget,
-    plan_size,
-    prepare,
-)
+from mimose_bench.experiments.profiling import ProfileError, check, plan_size, prepare
 from mimose_bench.experiments.run import opened, task_of
+from mimose_bench.experiments.tables import planned_size
 from mimose_bench.experiments.tasks.base import Task
 
 Say = Callable[[str], None]
@@ -47,6 +43,7 @@ class Planned:
         shown: Its extents in words, e.g. ``384``.
         plan: The plan in words, or None where nothing fits.
         num_recomputed: Blocks recomputed.
+        num_cores: Blocks of which the attention core alone is recomputed.
         predicted_peak_bytes: Predicted peak of allocated bytes, where the planner predicts.
         least_budget_bytes: Where nothing fits: the least budget that would do.
     """
@@ -57,6 +54,7 @@ class Planned:
     num_recomputed: int | None
     predicted_peak_bytes: int | None
     least_budget_bytes: int | None = None
+    num_cores: int = 0
 
 
 def plan_sizes(
@@ -122,11 +120,8 @@ def _prepare(config: RunConfig, trainer: Trainer, size: Size, say: Say) -> dict[
     try:
         return prepare(config, trainer, size, say).to_json()
     except ProfileError as error:
-        failed = error.with_traceback(None)
-    found = least_budget(trainer, size, failed)
-    if isinstance(found, Infeasible):
-        raise found
-    raise torch.OutOfMemoryError(str(found))
+        failed = str(error)
+    raise torch.OutOfMemoryError(failed)
 
 
 def parse_sizes(task: Task, texts: Sequence[str]) -> list[Size]:
@@ -188,15 +183,15 @@ def _ask(handle: Handle, size: Size, shown: str) -> Planned:
     solution = getattr(handle.planner, "solution", None)
     if solution is not None and size == solution.size:
         peak = solution.predicted_peak_bytes  # Of training under way; this is before its start.
-    return Planned(size, shown, str(plan), plan.num_recomputed, peak)
+    cores = len(plan.cores) if isinstance(plan, Plan) else 0
+    return Planned(size, shown, str(plan), plan.num_recomputed, peak, num_cores=cores)
 
 
 def describe_solution(facts: Mapping[str, Any]) -> str:
     """Return what a planner that plans once found, as lines for the screen."""
     solution = facts["solution"]
-    size = " x ".join(map(str, solution["size"]))
     lines = [
-        f"planned once, for a batch of {size}; solved in "
+        f"planned once, for a batch of {planned_size(solution)}; solved in "
         f"{format_seconds(solution['solve_seconds'])}, the least budget is "
         f"{format_bytes(solution['least_budget_bytes'], up=True)}"
     ]

@@ -22,19 +22,13 @@ from mimose.planners import make_planner
 from mimose.planners.static import Static
 from mimose.records import Size
 from mimose.units import format_bytes
-from mimose_bench.experiments import environment, plan_store, stopping
+from mimose_bench.experiments import environment, stopping
 from mimose_bench.experiments.clock import clock_of, device_name
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.course import Course, course_of
 from mimose_bench.experiments.flops import Counted, Taken, count_steps, peak_of, taken_in
 from mimose_bench.experiments.loop import Step, Trainer
-from mimose_bench.experiments.profiling import (
-    ProfileError,
-    check,
-    least_budget,
-    plan_size,
-    prepare,
-)
+from mimose_bench.experiments.profiling import Kept, ProfileError, check, plan_size, prepare
 from mimose_bench.experiments.progress import Progress
 from mimose_bench.experiments.records import RunWriter, block_rows, step_row
 from mimose_bench.experiments.remembered import StepMemory
@@ -150,10 +144,12 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
             say(f"data {task.data_source}")
             say(f"{handle!r}, {device.label}")
             say(str(writer.directory))
-            ended = _prepare(config, trainer, writer, say)
+            prepared = _prepare(config, trainer, writer, say)
             taken: list[Taken | None] = []
-            if ended is None:
-                ended = _train(config, course, trainer, writer, progress, say, taken)
+            if isinstance(prepared, _Ended):
+                ended = prepared
+            else:
+                ended = _train(config, course, trainer, writer, progress, say, taken, prepared)
             peak = peak_of(device, task, config.precision)
             kind = device.kind
             del model, handle, trainer
@@ -190,26 +186,24 @@ class _Ended:
 
 def _prepare(
     config: RunConfig, trainer: Trainer, writer: RunWriter, say: Callable[[str], None]
-) -> _Ended | None:
-    """Let a planner that plans once do so; return how the run ends if that cannot be."""
+) -> Kept | _Ended | None:
+    """Let a planner that plans once do so; return its plan, or how the run ends without one."""
     planner = trainer.handle.planner
     if not isinstance(planner, Static):
         return None
     size = plan_size(config, trainer.task)
+    writer.update(solution=None, profile=None)
     try:
-        prepared = prepare(config, trainer, size, say, own=writer.directory)
+        prepared = prepare(config, trainer, size, say, own=writer.directory, record=writer.update)
     except (ProfileError, Infeasible) as error:
         failed: ProfileError | Infeasible = error.with_traceback(None)
     else:
-        plan_store.keep(writer.directory, [(prepared.key, prepared.solution)])
-        writer.update(**prepared.to_json())
+        kept = Kept(prepared, planner, writer.directory, writer.update, say)
         stopping.check()
-        return None
+        return kept
     if config.on_oom == "skip" and _needs_no_profile(planner):
-        say(f"{failed}; --on-oom skip goes on without a profile")
+        say(f"{failed}; --on-oom skip goes on without a plan of its own for the budget")
         return None
-    if isinstance(failed, ProfileError):
-        failed = least_budget(trainer, size, failed)
     say(str(failed))
     least = failed.least_budget_bytes if isinstance(failed, Infeasible) else None
     outcome = "oom" if least is None else "infeasible"
@@ -232,6 +226,7 @@ def _train(
     progress: Progress,
     say: Callable[[str], None],
     taken: list[Taken | None],
+    kept: Kept | None,
 ) -> _Ended:
     """Take the steps; ``taken`` gets what each of them carried out."""
     handle, planner = trainer.handle, trainer.handle.planner
@@ -247,6 +242,8 @@ def _train(
             weight = course.weigh(step)
             _write(writer, step, handle, trainer.task, weight)
             taken.append(taken_in(step.record))
+            if kept is not None:
+                kept.after(step)
             record = step.record
             reserved = None if record is None or weight is not None else record.peak_reserved_bytes
             progress.step(peak_bytes=reserved, loss=step.loss, total=course.total)

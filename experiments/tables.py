@@ -53,7 +53,18 @@ def show(run: Run, num_steps: int) -> str:
         ("budget use", percent(summary["budget_use"])),
         ("step time", _step_time(run)),
         ("MFU, HFU", _utilization(run)),
-        ("recomputed", _said(number(summary["mean_recomputed_blocks"], ".1f"), "blocks a step")),
+        ("recomputed", _recomputed(run)),
+        *(_planned_once(info) if "solution" in info else _planning(summary)),
+        ("final loss", _loss(info, summary)),
+    ]
+    width = max(len(name) for name, _ in facts)
+    text = "\n".join(f"{name.ljust(width)}  {value}" for name, value in facts)
+    return f"{text}\n\n{steps(run, num_steps)}" if num_steps and len(run.steps) else text
+
+
+def _planning(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what planning came to, for a planner that plans for each size."""
+    return [
         ("plans made", number(summary["num_plans_made"], "d")),
         ("estimator", _said(seconds(summary["median_estimator_seconds"]), "median")),
         ("scheduler", _said(seconds(summary["median_scheduler_seconds"]), "median")),
@@ -62,11 +73,25 @@ def show(run: Run, num_steps: int) -> str:
             _said(seconds(summary.get("mean_planning_seconds")), "of a step's time on average"),
         ),
         ("collector", f"{seconds(summary['total_collector_seconds'])} in all"),
-        ("final loss", _loss(info, summary)),
     ]
-    width = max(len(name) for name, _ in facts)
-    text = "\n".join(f"{name.ljust(width)}  {value}" for name, value in facts)
-    return f"{text}\n\n{steps(run, num_steps)}" if num_steps and len(run.steps) else text
+
+
+def _planned_once(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what planning came to, for a planner that plans once."""
+    solution, profile = info.get("solution") or {}, info.get("profile") or {}
+    least = info.get("least_budget_bytes") or solution.get("least_budget_bytes")
+    profiled = _said(seconds(profile.get("seconds")), f"for {profile.get('passes')} passes")
+    if profile.get("over_budget"):
+        needed = format_bytes(int(profile["peak_reserved_bytes"]), up=True)
+        profiled += f"; it needed {needed}, more than the budget, and was taken without the limit"
+    if solution.get("reused_from"):
+        profiled = "none: the plan was there"
+    exact = least is not None and f"{format_bytes(int(least), up=True)} ({least} bytes)"
+    return [
+        ("profile", profiled),
+        ("solve", seconds(solution.get("solve_seconds"))),
+        ("least budget", exact or MISSING),
+    ]
 
 
 def steps(run: Run, count: int) -> str:
@@ -152,7 +177,51 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     if rows and all(row.get("lengths") == "expected" for row in rows):
         kept = [i for i in kept if any(cells[i] != MISSING for cells in body)]
     text = table([headers[i] for i in kept], [[cells[i] for i in kept] for cells in body])
-    return "\n".join([text, *(f"times: {label}" for label in clocks)])
+    return "\n".join([text, *(f"times: {label}" for label in clocks), *_plans(rows)])
+
+
+_PLAN_WIDTH = 44
+
+
+def _plans(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of the plans that were made once for a whole run; none without any."""
+    planned = [(row, row["solution"]) for row in rows if row.get("solution")]
+    if not planned:
+        return []
+    headers = (
+        "run",
+        "plan",
+        "recomputed",
+        "predicted time",
+        "predicted peak",
+        "measured peak",
+        "solved in",
+        "retried",
+    )
+    body = [
+        (
+            row["run"],
+            cut(solution["text"], _PLAN_WIDTH),
+            recomputed(row["mean_recomputed_blocks"], num_cores(solution), ".1f"),
+            number(row["predicted_time_ratio"], ".3f"),
+            size(solution["predicted_peak_bytes"]),
+            size(row["planned_peak_bytes"]),
+            seconds(solution["solve_seconds"]) + (" (kept)" if solution.get("reused_from") else ""),
+            number(row["num_retried"], "d"),
+        )
+        for row, solution in planned
+    ]
+    return [
+        "",
+        table(headers, body),
+        "predicted time: of forward and backward, relative to everything kept; measured peak: of "
+        "steps of the planned size.",
+    ]
+
+
+def cut(text: str, width: int) -> str:
+    """Return ``text``, cut to ``width`` characters."""
+    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def absent(value: Any) -> bool:
@@ -229,7 +298,7 @@ def _solution(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     solution = info.get("solution")
     if not isinstance(solution, Mapping):
         return []
-    planned = " x ".join(map(str, solution["size"]))
+    planned = planned_size(solution)
     kept = solution.get("reused_from")
     origin = f"solved in {seconds(solution['solve_seconds'])}"
     if kept:
@@ -241,7 +310,38 @@ def _solution(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     if solution["baseline_seconds"]:
         ratio = solution["predicted_seconds"] / solution["baseline_seconds"]
         text += f", {ratio:.3f} of the time without recomputation"
+    if solution.get("first_plan"):
+        text += f"; at first {solution['first_plan']}"
     return [("plan", f"{text})")]
+
+
+def planned_size(solution: Mapping[str, Any]) -> str:
+    """Return the size that a solution in ``run.json`` was made for, as users write it."""
+    return str(solution.get("size_text") or " x ".join(map(str, solution["size"])))
+
+
+def recomputed(num_recomputed: Any, num_cores: int, form: str = "d") -> str:
+    """Return how many blocks a plan recomputes, and of how many the attention core alone."""
+    if not num_cores:
+        return number(num_recomputed, form)
+    cores = f"{num_cores} cores"
+    return (
+        cores
+        if absent(num_recomputed) or not num_recomputed
+        else (f"{number(num_recomputed, form)} and {cores}")
+    )
+
+
+def num_cores(solution: Any) -> int:
+    """Return of how many blocks a solution in ``run.json`` recomputes the attention core alone."""
+    plan = solution.get("plan") if isinstance(solution, Mapping) else None
+    return len(plan.get("cores") or ()) if isinstance(plan, Mapping) else 0
+
+
+def _recomputed(run: Run) -> str:
+    text = _said(number(run.summary["mean_recomputed_blocks"], ".1f"), "blocks a step")
+    cores = num_cores(run.info.get("solution"))
+    return f"{text}, and the attention core alone of {cores}" if cores else text
 
 
 def _loss(info: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

@@ -51,10 +51,15 @@ PLANNERS: dict[str, Look] = {
     "selective": Look("#CC79A7", "P", "Selective"),
     "fixed": Look("#999999", "X", "Fixed plan"),
     "sublinear": Look("#56B4E9", "^", "Sublinear"),
+    "sublinear-greedy": Look("#1F6F9C", "2", "Sublinear, greedy"),
+    "sqrt-n": Look("#332288", "p", "Square root of n"),
+    "periodic": Look("#AA4499", "H", "Periodic"),
+    "revolve": Look("#66C2A5", "8", "Revolve"),
     "dtr": Look("#D55E00", "v", "DTR"),
     "mimose": Look("#0072B2", "D", "Mimose"),
     "rotor": Look("#009E73", "<", "Rotor"),
     "checkmate": Look("#B8A800", ">", "Checkmate"),
+    "checkmate-lp": Look("#882255", "d", "Checkmate, relaxed"),
     "delta": Look("#8C510A", "h", "DELTA"),
 }
 """A line a planner. One from outside gets the next of ``_OTHERS``, by its name alone."""

@@ -48,6 +48,9 @@ step "baseline, no limit" 60 bash -c "bench run $common --planner baseline --bud
 step "baseline at 6 GB" 60 bash -c "bench run $common --planner baseline --budget 6GB --out \"\$0\" || [ \$? -eq 3 ]" "$out/runs"
 step "full at 6 GB" 60 bash -c "bench run $common --planner full --budget 6GB --out \"\$0\"" "$out/runs"
 step "mimose at 6 GB" 60 bash -c "bench run $common --planner mimose --budget 6GB --out \"\$0\"" "$out/runs"
+for planner in sublinear rotor checkmate; do
+  step "$planner at 6 GB" 45 bash -c "bench run $common --planner $planner --budget 6GB --out \"\$0\"" "$out/runs"
+done
 step "allocator traces" 90 "$python" scripts/gpu_trace.py "$out/traces"
 step "calibrate" 45 bash -c 'bench calibrate --out "$0"' "$out/gpu.json"
 echo "== table"

@@ -7,6 +7,7 @@ the graph.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 from mimose.costs import Infeasible, grown_gradients
@@ -36,7 +37,8 @@ class Checkmate(Static):
     Args:
         time_limit: Seconds for the solver, which then returns the best schedule found. Ctrl-C does
             the same.
-        gap: How much slower than the optimum is good enough, as a share of the step.
+        gap: How much slower than the optimum is good enough, as a share of the step; 0.001 by
+            default. With more of a budget the schedule is slower by no more than that.
         start: ``tree``, or ``none`` for a solver that begins with nothing, as published.
         margin: See :class:`mimose.planners.static.Static`.
     """
@@ -87,7 +89,7 @@ class Checkmate(Static):
             left -= result.seconds
             if result.computed is None:
                 break
-            found = variants(result.computed)
+            found = variants(result.computed, costs.cuts)
             chosen = min(found, key=lambda p: (costs.need_bytes(p) > limit, costs.seconds(p)))
             excess = costs.need_bytes(chosen) - limit
             if excess <= 0 or left <= 0 or result.interrupted:
@@ -144,14 +146,16 @@ def graph_of(costs: StepCosts) -> Graph:
     return block_graph(costs.profile, grown, cuts=costs.cuts, fixed=kept(costs))
 
 
-def variants(computed: Table) -> list[AnyPlan]:
+def variants(computed: Table, cuts: Collection[int] = ()) -> list[AnyPlan]:
     """Return the schedule of a table and two that run blocks again later.
 
-    As a tree each, where there is one. Of equally fast ones the first is the simplest.
+    As a tree each, where there is one, cut at ``cuts``, since that is how a tree is carried out.
+    Of equally fast ones the first is the simplest.
     """
     schedule = to_schedule(computed)
     found = (postponed(schedule, past_readers=True), postponed(schedule), schedule)
-    return [s.to_plan() or s for s in dict.fromkeys(found)]
+    trees = [(schedule, schedule.to_plan()) for schedule in dict.fromkeys(found)]
+    return [s if tree is None else tree.cut(cuts) for s, tree in trees]
 
 
 def _told(progress: Progress) -> Any:

@@ -21,7 +21,7 @@ from mimose.solvers import rounding
 from mimose.solvers.graph import Graph
 from mimose.units import format_bytes
 
-_RUNGS, _MORE_RUNGS, _FEW_BLOCKS = 10, 20, 30
+_RUNGS = 10
 _REMEMBERED = 4
 
 
@@ -132,9 +132,8 @@ def _rounded(
     resident = costs.situation.resident_bytes
     low = max(least.predicted_peak_bytes - resident, 1)
     high = max(costs.peak_bytes(Plan.keep_all(costs.num_blocks)) - resident, low)
-    count = _MORE_RUNGS if costs.num_blocks <= _FEW_BLOCKS else _RUNGS
     ratio = high / low
-    rungs = tuple(dict.fromkeys(round(low * ratio ** (i / (count - 1))) for i in range(count)))
+    rungs = tuple(dict.fromkeys(round(low * ratio ** (i / (_RUNGS - 1))) for i in range(_RUNGS)))
     key = (graph, rungs, time_limit)
     found = _remembered.get(key)
     if found is None:
@@ -147,7 +146,9 @@ def _rounded(
             if progress is None
             else lambda done: progress(f"relaxed and rounded for {done} of {len(rungs)} budgets"),
         )
-        plans = dict.fromkeys(plan for tables, _ in ladder.tried for plan in variants(tables))
+        plans = dict.fromkeys(
+            plan for tables, _ in ladder.tried for plan in variants(tables, costs.cuts)
+        )
         found = _Rounded(tuple(plans), dict(ladder.bounds), len(rungs))
         if len(_remembered) >= _REMEMBERED:
             del _remembered[next(iter(_remembered))]

@@ -24,7 +24,6 @@ ALLOWANCES = (0.2, 0.1, 0.0)
 """Shares of the budget held back from the relaxation; the paper's is 0.1."""
 
 _HELD = 3
-_LARGE = 120  # Nodes from which on only the cheapest is improved on.
 
 Form = Literal["tight", "paper"]
 Tables = tuple[tuple[tuple[bool, ...], ...], tuple[tuple[bool, ...], ...]]
@@ -151,7 +150,7 @@ class Ladder:
     """Rounded schedules for several budgets.
 
     Attributes:
-        tried: Every schedule.
+        tried: The schedules, but for those than which another one is better in both.
         bounds: For each budget that was solved in time, what no schedule within it undercuts;
             infinite if there is none.
         seconds: Time taken.
@@ -201,21 +200,37 @@ def ladder(
         except TimeoutError:
             break
         bounds[budgets[index]] = inf if relaxed is None else relaxed.cost
-        for threshold in thresholds if relaxed is not None else ():
+        if relaxed is None:
+            continue
+        for threshold in thresholds:
             if time.perf_counter() > until:
                 break
             tables = complete(graph, relaxed.kept, threshold, forward_again=forward_again)
             if tables not in seen:
                 seen[tables] = simulate(graph, *tables)
+    # Improving takes no longer than relaxing did.
+    now = time.perf_counter()
+    until = min(until, now + (now - began))
     for budget in sorted(bounds):
         fitting = [tables for tables, usage in seen.items() if usage.peak <= budget]
         fitting.sort(key=lambda t: seen[t].cost)
-        for tables in fitting[: _HELD if len(graph) < _LARGE else 1]:
+        for tables in fitting[:1]:
             if time.perf_counter() < until:
                 better = hold_more(graph, budget, tables, forward_again=forward_again, until=until)
                 if better not in seen:
                     seen[better] = simulate(graph, *better)
-    return Ladder(tuple(seen), bounds, time.perf_counter() - began)
+    return Ladder(_undominated(seen), bounds, time.perf_counter() - began)
+
+
+def _undominated(seen: Mapping[Tables, Usage]) -> tuple[Tables, ...]:
+    """Return the schedules than which none is cheaper in as little memory."""
+    best = inf
+    found = []
+    for tables, usage in sorted(seen.items(), key=lambda item: (item[1].peak, item[1].cost)):
+        if usage.cost < best:
+            best = usage.cost
+            found.append(tables)
+    return tuple(found)
 
 
 def _spread(count: int) -> list[int]:

@@ -18,8 +18,8 @@ from mimose_bench.experiments.run import task_of
 
 STATIC = [name for name, planner in PLANNERS.items() if issubclass(planner, Static)]
 OPTIONS = {"checkmate": {"time_limit": 20}, "full": {"every": 2}}
-STEPS = 4
-ROUNDS = 5
+STEPS = 3
+ROUNDS = 3
 WITHIN = 0.02
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from mimose.handle import attach
 from mimose.plan import Plan
@@ -15,6 +17,7 @@ from mimose.planners import PLANNERS
 from mimose.planners.static import Solution, Static
 from mimose_bench.experiments import plan_store, planning, profiling, stopping
 from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.loop import Trainer
 from mimose_bench.experiments.reading import find_runs, load_run
 from mimose_bench.experiments.run import opened, run, task_of
 from mimose_bench.experiments.tables import show
@@ -40,11 +43,13 @@ class FirstBlocks(Static):
 
 
 @pytest.fixture(autouse=True)
-def planner(monkeypatch):
-    monkeypatch.setitem(PLANNERS, "first-blocks", FirstBlocks)
-    monkeypatch.setattr(profiling, "SAID_SECONDS", 0.0)
-    # A file that is saved meanwhile must not fail a test.
-    monkeypatch.setattr(plan_store, "_code", lambda planner: "this")
+def planner():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PLANNERS, "first-blocks", FirstBlocks)
+        patch.setattr(profiling, "SAID_SECONDS", 0.0)
+        # A file that is saved meanwhile must not fail a test.
+        patch.setattr(plan_store, "_code", lambda planner: "this")
+        yield
 
 
 def tiny(out: Path, **options: object) -> RunConfig:
@@ -112,11 +117,11 @@ KEY = {"size": [4, 128]}
 SOLUTION = Solution(Plan.keep_all(4), (4, 128), 5, 6, 1.0, 1.0, 4)
 
 
-def stored(tmp_path, name="run", **changes) -> Path:
+def stored(tmp_path, name="run", retried=0, **changes) -> Path:
     folder = tmp_path / name
     folder.mkdir()
     (folder / "run.json").write_text("{}")
-    plan_store.keep(folder, [(KEY, replace(SOLUTION, **changes))])
+    plan_store.keep(folder, KEY, replace(SOLUTION, **changes), retried=retried)
     return folder
 
 
@@ -143,6 +148,8 @@ def test_the_best_of_an_interrupted_solve_is_for_its_own_run_only(tmp_path):
         '{"schema_version": 1, "plans": [3]}',
         '{"plans": {}}',
         '{"schema_version": 1, "plans": [{"key": {"size": [4, 128]}, "solution": {"plan": 1}}]}',
+        "[" * 100_000,
+        '{"schema_version": Infinity, "plans": []}',
     ],
 )
 def test_a_damaged_store_is_named_and_passed_over(tmp_path, text):
@@ -152,6 +159,87 @@ def test_a_damaged_store_is_named_and_passed_over(tmp_path, text):
     assert found is None
     assert problem.startswith(f"{path} was passed over: ")
     assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"need_bytes": 6', '"need_bytes": Infinity'),
+        ('"need_bytes": 6', '"need_bytes": 1e999'),
+        ('"solve_seconds": 0.0', '"solve_seconds": 1e999'),
+        ('"details": {}', '"details": [["a", 1]]'),
+        ('"regions": []', '"regions": 7'),
+        ('"regions": []', '"regions": [{"first": 0, "last": 9}]'),
+        ('"num_blocks": 4', '"num_blocks": 1e999'),
+    ],
+)
+def test_a_damaged_solution_is_named_and_passed_over(tmp_path, old, new):
+    path = stored(tmp_path) / "plans.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    found, (problem,) = plan_store.find(tmp_path, KEY)
+    assert found is None
+    assert problem.startswith(f"{path} was passed over: ")
+
+
+def test_a_plan_for_other_blocks_is_named_and_made_anew(tmp_path):
+    path = folder_of(run(tiny(tmp_path, steps=1), quiet=True)) / "plans.json"
+    data = json.loads(path.read_text())
+    data["plans"][0]["solution"]["plan"] = {"num_blocks": 7, "regions": []}
+    path.write_text(json.dumps(data))
+    again = run(tiny(tmp_path, steps=1), quiet=True)
+    assert again.exit_code == 0
+    assert again.info["solution"]["reused_from"] is None
+    assert "it is for 7 blocks, and the model has 4" in (folder_of(again) / "log.txt").read_text()
+
+
+def failing(monkeypatch, *numbers: int) -> None:
+    """Let the planner hear that steps of these numbers ran out of memory and were repeated."""
+    taken = itertools.count()
+    train = Trainer.train
+
+    def out_of_memory(self, batch, tensors):
+        record, loss = train(self, batch, tensors)
+        if next(taken) in numbers:
+            record.outcome = "retried"
+            self.handle.planner.observe(record)
+        return record, loss
+
+    monkeypatch.setattr(Trainer, "train", out_of_memory)
+
+
+def test_a_plan_made_anew_is_kept_and_said(tmp_path, monkeypatch):
+    failing(monkeypatch, 1, 2, 3, 4)
+    result = run(tiny(tmp_path, steps=6, budget=15 * MIB), quiet=True)
+    solution = result.info["solution"]
+    assert solution["details"]["replans"] == 4
+    assert solution["first_plan"] != solution["text"]
+    found = load_run(folder_of(result))
+    assert found.steps["plan"].iloc[0] == solution["first_plan"]
+    assert found.steps["plan"].iloc[5] == solution["text"]
+    assert (
+        f"made anew with more of a margin: {solution['text']}"
+        in (found.directory / "log.txt").read_text()
+    )
+    (entry,) = json.loads((found.directory / "plans.json").read_text())["plans"]
+    assert entry["retried"] == 0
+    assert entry["solution"]["plan"] == solution["plan"]
+    assert f"at first {solution['first_plan']}" in show(found, 0)
+
+
+def test_a_reused_plan_that_failed_is_not_handed_on(tmp_path, monkeypatch):
+    run(tiny(tmp_path, steps=1), quiet=True)
+    with monkeypatch.context() as patch:
+        failing(patch, 0)
+        second = run(tiny(tmp_path, steps=1), quiet=True)
+    assert second.info["solution"]["reused_from"] is not None
+    third = run(tiny(tmp_path, steps=1), quiet=True)
+    assert third.info["solution"]["reused_from"] is None
+    said = f"the plan of {folder_of(second).name} is not reused, since steps ran out of memory"
+    assert said in (folder_of(third) / "log.txt").read_text()
+    fourth = run(tiny(tmp_path, steps=1), quiet=True)
+    assert fourth.info["solution"]["reused_from"] == folder_of(third).name
 
 
 def test_a_plan_of_another_version_of_the_store_means_nothing(tmp_path):
@@ -191,18 +279,52 @@ def test_the_key_says_what_a_plan_depends_on(tmp_path):
 # -- what does not fit
 
 
-def test_a_profile_that_does_not_fit_ends_the_run(tmp_path):
+def test_a_profile_beyond_the_budget_is_taken_without_the_limit(tmp_path):
+    result = run(tiny(tmp_path, steps=3, budget=9 * MIB, margin=0), quiet=True)
+    assert result.exit_code == 0, result.message
+    found = load_run(folder_of(result))
+    profile = found.info["profile"]
+    assert profile["over_budget"] is True
+    assert profile["peak_reserved_bytes"] > 9 * MIB
+    assert found.summary["peak_reserved_bytes"] <= 9 * MIB
+    assert (
+        "more than the budget, and was taken without the limit"
+        in (found.directory / "log.txt").read_text()
+    )
+    assert "without the limit" in show(found, 0)
+    _, facts = planning.plan_sizes(tiny(tmp_path, budget=9 * MIB, margin=0), [])
+    assert facts["profile"]["over_budget"]
+
+
+def test_the_planner_itself_names_the_least_budget(tmp_path):
     result = run(tiny(tmp_path, budget=6 * MIB), quiet=True)
     assert result.exit_code == 3
-    info = load_run(folder_of(result)).info
+    found = load_run(folder_of(result))
+    info = found.info
     assert info["outcome"] == "infeasible"
-    assert "ran out of memory when it was profiled" in info["error"] == result.message
+    assert info["error"] == result.message
+    assert "a batch of 4 x 128 tokens, for which planner first-blocks plans, needs" in info["error"]
     assert f"({info['least_budget_bytes']} bytes)" in info["error"]
     assert info["least_budget_bytes"] > 6 * MIB
+    assert info["profile"]["over_budget"] is True
+    assert info["solution"] is None
     assert info["summary"]["num_steps"] == 0
-    assert "infeasible" in show(load_run(folder_of(result)), 4)
+    shown = show(found, 4)
+    assert "infeasible" in shown
+    assert "least budget" in shown
     again = run(tiny(tmp_path, budget=info["least_budget_bytes"], margin=0), quiet=True)
     assert again.exit_code == 0, again.message
+
+
+def test_a_device_too_small_for_the_profile_ends_the_run(tmp_path, monkeypatch):
+    def measure(self, batch):
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(Trainer, "measure", measure)
+    result = run(tiny(tmp_path), quiet=True)
+    assert (result.exit_code, result.info["outcome"]) == (3, "oom")
+    assert "when it was profiled, even without the limit: give a smaller" in str(result.message)
+    assert result.info["least_budget_bytes"] is None
 
 
 def test_a_budget_below_every_plan_names_the_least(tmp_path):
@@ -212,17 +334,17 @@ def test_a_budget_below_every_plan_names_the_least(tmp_path):
     assert result.info["outcome"] == "infeasible"
     assert result.info["least_budget_bytes"] > 8 * MIB
     assert "give a larger budget" in str(result.message)
-    assert "profile" not in result.info
+    assert result.info["solution"] is None
 
 
 def test_skip_goes_on_where_no_profile_is_needed(tmp_path, monkeypatch):
-    config = tiny(tmp_path, budget=6 * MIB, on_oom="skip", seed=1, steps=4)
+    config = tiny(tmp_path, budget=7 * MIB, on_oom="skip", seed=1, steps=4)
     assert run(config, quiet=True).exit_code == 3
     monkeypatch.setattr(FirstBlocks, "unprofiled", lambda self: Plan.recompute_each(4))
     result = run(config, quiet=True)
     assert result.exit_code == 0
     assert result.info["summary"]["num_steps"] == 4
-    assert "goes on without a profile" in (folder_of(result) / "log.txt").read_text()
+    assert "goes on without a plan" in (folder_of(result) / "log.txt").read_text()
 
 
 def test_a_smaller_size_to_plan_for_may_fit(tmp_path):
@@ -265,7 +387,10 @@ def test_an_interrupted_solve_leaves_a_readable_run(tmp_path, monkeypatch):
 
 
 def test_a_solve_that_gives_its_best_goes_on_unless_the_job_is_ended(tmp_path, monkeypatch):
+    ended = []
+
     def best_so_far(self, costs, progress=None):
+        stopping._asked = bool(ended)
         return costs.solution(
             Plan.recompute_each(4), least_budget_bytes=1, **{plan_store.INTERRUPTED: True}
         )
@@ -274,12 +399,29 @@ def test_a_solve_that_gives_its_best_goes_on_unless_the_job_is_ended(tmp_path, m
     result = run(tiny(tmp_path, steps=1), quiet=True)
     assert result.exit_code == 0
     assert "interrupted: the run goes on" in (folder_of(result) / "log.txt").read_text()
-    monkeypatch.setattr(stopping, "_asked", True)
+    monkeypatch.setattr(stopping, "_asked", False)
+    ended.append(True)  # SIGTERM comes during the solve.
     with pytest.raises(KeyboardInterrupt):
         run(tiny(tmp_path, steps=1), quiet=True)
     newest = find_runs(tmp_path)[0]
     assert load_run(newest).info["outcome"] == "interrupted"
     assert (newest / "plans.json").exists()
+
+
+def test_a_profile_ends_after_the_pass_in_which_the_job_is_ended(tmp_path, monkeypatch):
+    passes = []
+    gradients = Trainer._gradients
+
+    def ended(self, tensors):
+        passes.append(1)
+        monkeypatch.setattr(stopping, "_asked", True)  # And a callback has swallowed the error.
+        return gradients(self, tensors)
+
+    monkeypatch.setattr(Trainer, "_gradients", ended)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(tmp_path), quiet=True)
+    assert len(passes) == 1
+    assert load_run(find_runs(tmp_path)[0]).info["outcome"] == "interrupted"
 
 
 # -- on a simulated device, and the verb plan

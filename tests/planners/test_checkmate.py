@@ -212,11 +212,52 @@ def test_no_schedule_in_time_is_refused():
     with pytest.raises(Infeasible, match=r"found no schedule for a budget of .* within 1e-06 s"):
         planner.solve(uniform(24)(1200))
     planner = make_planner("checkmate-lp", time_limit=1e-6)
-    with pytest.raises(Infeasible, match="the linear problem took more than 1e-06 s"):
+    with pytest.raises(Infeasible, match="rounded no schedule within 1e-06 s"):
         planner.solve(uniform(24)(1200))
+    least = make_planner("rotor").solve(uniform(24)()).least_budget_bytes
+    with pytest.raises(Infeasible) as caught:
+        planner.solve(uniform(24)(1200))
+    assert caught.value.least_budget_bytes == least
     found = make_planner("checkmate", time_limit="1e-6").solve(uniform(24)(1200))
     assert found.need_bytes <= 1200
     assert found.predicted_seconds == found.details["tree_seconds"]
+
+
+@settings(deadline=None, max_examples=8)
+@given(steps(least=2, most=5))
+def test_more_memory_is_never_slower(step):
+    least = make_planner("rotor").solve(step(10**6)).least_budget_bytes
+    costs = step()
+    everything = max(costs.need_bytes(Plan.keep_all(costs.num_blocks)), least)
+    for name, gap in (("checkmate", 0.001), ("checkmate-lp", 0.0)):
+        before = float("inf")
+        for share in range(4):
+            budget = least + (everything - least) * share // 3
+            found = None
+            with contextlib.suppress(Infeasible):
+                found = make_planner(name).solve(step(budget))
+            if found is None:  # Rounding may find nothing.
+                assert name == "checkmate-lp"
+                assert before == float("inf")
+                continue
+            assert found.need_bytes <= budget
+            assert found.predicted_seconds * (1 - gap) <= before
+            before = found.predicted_seconds
+
+
+def test_where_no_region_may_span_a_schedule_that_is_a_tree_is_cut():
+    count = 6
+    costs = uniform(count, cuts=tuple(range(1, count)))
+    least = make_planner("rotor").solve(costs()).least_budget_bytes
+    for name in ("checkmate", "checkmate-lp"):
+        for more in (0, 30, 60):
+            found = make_planner(name).solve(costs(least + more))
+            if isinstance(found.plan, Plan):
+                assert not found.plan.spans_blocks
+            else:
+                assert found.plan.to_plan() is None
+            # Carried out, a schedule of whole blocks is one of single blocks.
+            assert found.need_bytes <= least + more
 
 
 def test_what_is_known_of_the_solution_is_said():
