@@ -8,7 +8,6 @@ interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled error.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -796,13 +795,9 @@ def _config(options: dict[str, Any]) -> Any:
 
 
 def _margin(text: str) -> int:
-    """Return the bytes of ``--margin``, which unlike a budget may be zero."""
-    if re.fullmatch(r"[0.]*0[0.]*\s*([KMGT]?I?B?)", text.strip(), re.I):
-        return 0
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise ValueError(f"--margin {text}: {error}; or give 0") from error
+    from mimose.planners.options import byte_count
+
+    return byte_count("--margin", text)
 
 
 def _sizes(text: str) -> list[str]:

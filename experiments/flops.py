@@ -142,7 +142,9 @@ def count_steps(
         say: Takes lines of progress.
     """
     finished = [step for step in steps if step is not None]
-    if config.flops == "off" or (config.flops == "auto" and kind == "cpu"):
+    if kind == "cpu" and config.flops != "on":
+        return Counted()  # What is not known is the peak, and counting would not help.
+    if config.flops == "off":
         return Counted(info={"unknown": "FLOPs were not counted: give --flops on"})
     if not finished:
         return Counted(info={"unknown": "no step finished"})

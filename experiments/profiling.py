@@ -153,6 +153,12 @@ def prepare(
     if over_budget:
         needed = format_bytes(profile["peak_reserved_bytes"], up=True)
         say(f"the profile needed {needed}, more than the budget, and was taken without the limit")
+    blocks = len(trainer.handle.block_names)
+    if config.segments is not None and config.segments > blocks:
+        raise ValueError(
+            f"--segments {config.segments} is more than the model's {blocks} blocks: give a number "
+            f"from 1 to {blocks}"
+        )
     say(f"profiled in {format_seconds(profile['seconds'])}, solving")
     try:
         solution = planner.take_profile(measured, _now_and_then(say))

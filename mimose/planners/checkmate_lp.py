@@ -21,7 +21,7 @@ from mimose.solvers import rounding
 from mimose.solvers.graph import Graph
 from mimose.units import format_bytes
 
-_RUNGS = 10
+_LEAST_RUNGS, _MOST_RUNGS, _RUNGS_TIMES_BLOCKS = 10, 40, 480
 _REMEMBERED = 4
 
 
@@ -133,7 +133,9 @@ def _rounded(
     low = max(least.predicted_peak_bytes - resident, 1)
     high = max(costs.peak_bytes(Plan.keep_all(costs.num_blocks)) - resident, low)
     ratio = high / low
-    rungs = tuple(dict.fromkeys(round(low * ratio ** (i / (_RUNGS - 1))) for i in range(_RUNGS)))
+    # As many as are solved in seconds: the next one below a budget is what is chosen for it.
+    count = min(max(_RUNGS_TIMES_BLOCKS // costs.num_blocks, _LEAST_RUNGS), _MOST_RUNGS)
+    rungs = tuple(dict.fromkeys(round(low * ratio ** (i / (count - 1))) for i in range(count)))
     key = (graph, rungs, time_limit)
     found = _remembered.get(key)
     if found is None:

@@ -120,7 +120,7 @@ def solve(
     found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     kinds = highspy.HighsModelStatus
     outcome: Outcome = "interrupted" if interrupted else "stopped"
-    if status == kinds.kOptimal:
+    if status == kinds.kOptimal and found:
         outcome = "optimal"
     elif status in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
         outcome, found = "infeasible", False
@@ -173,6 +173,7 @@ class _Watch:
         self._began = began
         self._progress = progress
         self._stop = threading.Event()
+        self._done = threading.Event()
         self._best = float("inf")
         self._bound = float("-inf")
         self._error: BaseException | None = None
@@ -185,20 +186,24 @@ class _Watch:
         thread = threading.Thread(target=self._solve, name="highs", daemon=True)
         thread.start()
         told = self._began
-        while thread.is_alive():
+        while True:
             try:
-                thread.join(_NAP)
-                now = time.perf_counter()
-                if self._progress is not None and now - told >= _EVERY:
-                    told = now
-                    self._progress(now - self._began, self._best, self._bound)
+                # Not Thread.join: where Ctrl-C ends that one, Python before 3.13 takes the thread
+                # for dead, and the solver would run on while its answer is read.
+                while not self._done.wait(_NAP):
+                    now = time.perf_counter()
+                    if self._progress is not None and now - told >= _EVERY:
+                        told = now
+                        self._progress(now - self._began, self._best, self._bound)
+                break
             except KeyboardInterrupt:
                 self._stop.set()
             except BaseException:
                 # A progress callback failed: the solver must not outlive the call.
                 self._stop.set()
-                thread.join()
+                self._done.wait()
                 raise
+        thread.join()
         if self._error is not None:
             raise self._error
         return self._stop.is_set()
@@ -208,6 +213,8 @@ class _Watch:
             self._solver.run()
         except BaseException as error:
             self._error = error
+        finally:
+            self._done.set()
 
     def _asked(self, event: Any) -> None:
         if event.callback_type == highspy.cb.HighsCallbackType.kCallbackMipInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -139,7 +140,10 @@ def test_counting_that_fails_is_said_and_fails_no_run(monkeypatch):
 
 def test_nothing_is_counted_on_the_cpu_unless_asked_for():
     config = tiny()
-    counted = flops.count_steps(config, task_of(config), "cpu", [], lambda _: None)
+    # What stays is that the peak of a cpu is not known.
+    assert flops.count_steps(config, task_of(config), "cpu", [], lambda _: None) == flops.Counted()
+    config = replace(config, flops="off")
+    counted = flops.count_steps(config, task_of(config), "sim", [], lambda _: None)
     assert "--flops on" in counted.info["unknown"]
 
 

@@ -211,7 +211,7 @@ def failing(monkeypatch, *numbers: int) -> None:
 
 def test_a_plan_made_anew_is_kept_and_said(tmp_path, monkeypatch):
     failing(monkeypatch, 1, 2, 3, 4)
-    result = run(tiny(tmp_path, steps=6, budget=15 * MIB), quiet=True)
+    result = run(tiny(tmp_path, steps=6, budget=18 * MIB), quiet=True)
     solution = result.info["solution"]
     assert solution["details"]["replans"] == 4
     assert solution["first_plan"] != solution["text"]
@@ -279,20 +279,28 @@ def test_the_key_says_what_a_plan_depends_on(tmp_path):
 # -- what does not fit
 
 
-def test_a_profile_beyond_the_budget_is_taken_without_the_limit(tmp_path):
-    result = run(tiny(tmp_path, steps=3, budget=9 * MIB, margin=0), quiet=True)
+def test_a_profile_beyond_the_budget_is_taken_without_the_limit(tmp_path, monkeypatch):
+    measure, limits = Trainer.measure, []
+
+    def measured(self, batch):
+        limits.append(len(limits) % 2)
+        if not limits[-1]:
+            raise torch.OutOfMemoryError("not within the budget")
+        return measure(self, batch)
+
+    monkeypatch.setattr(Trainer, "measure", measured)
+    result = run(tiny(tmp_path), quiet=True)
     assert result.exit_code == 0, result.message
     found = load_run(folder_of(result))
     profile = found.info["profile"]
     assert profile["over_budget"] is True
-    assert profile["peak_reserved_bytes"] > 9 * MIB
-    assert found.summary["peak_reserved_bytes"] <= 9 * MIB
+    assert found.summary["peak_reserved_bytes"] <= 13 * MIB
     assert (
         "more than the budget, and was taken without the limit"
         in (found.directory / "log.txt").read_text()
     )
     assert "without the limit" in show(found, 0)
-    _, facts = planning.plan_sizes(tiny(tmp_path, budget=9 * MIB, margin=0), [])
+    _, facts = planning.plan_sizes(tiny(tmp_path), [])
     assert facts["profile"]["over_budget"]
 
 
@@ -307,6 +315,7 @@ def test_the_planner_itself_names_the_least_budget(tmp_path):
     assert f"({info['least_budget_bytes']} bytes)" in info["error"]
     assert info["least_budget_bytes"] > 6 * MIB
     assert info["profile"]["over_budget"] is True
+    assert info["profile"]["peak_reserved_bytes"] > 6 * MIB
     assert info["solution"] is None
     assert info["summary"]["num_steps"] == 0
     shown = show(found, 4)

@@ -1,6 +1,7 @@
 import pytest
 from matplotlib.figure import Figure
 
+from mimose.planners import PLANNERS
 from mimose_bench import plots
 from mimose_bench.experiments.reading import load_run
 from mimose_bench.experiments.records import RunWriter
@@ -149,6 +150,7 @@ def test_every_planner_has_a_look_of_its_own():
     looks = list(style.PLANNERS.values())
     for part in ("colour", "marker", "label"):
         assert len({getattr(look, part) for look in looks}) == len(looks)
+    assert PLANNERS.keys() <= style.PLANNERS.keys()
     assert style.look("package.module:Mine").label == "Mine"
 
 
