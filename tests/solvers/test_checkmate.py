@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import _thread
 import json
+import signal
 import threading
 from itertools import product
 from pathlib import Path
@@ -236,7 +237,12 @@ def test_ctrl_c_ends_it_with_what_there_is():
             # As the terminal does: in the main thread, wherever it is.
             threading.Timer(0.01, _thread.interrupt_main).start()
 
-    found = checkmate.solve(hard(), 30, time_limit=60, progress=progress)
+    # A process in the background of a shell ignores Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        found = checkmate.solve(hard(), 30, time_limit=60, progress=progress)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert found.interrupted
     # While it still ran, what was read of it would mean nothing.
     assert not any(thread.name == "highs" for thread in threading.enumerate())
