@@ -140,7 +140,7 @@ def test_on_the_small_bert_at_five_budgets(share, make_lab, report):
             assert all(torch.equal(found["state"][key], state[key]) for key in state), name
             assert abs(found["predicted"] / found["peak"] - 1) <= WITHIN, name
             plans[name] = found
-        times = rounds(lab, {n: f["solution"].plan for n, f in plans.items()})
+        times = rounds(lab, {n: f["solution"] for n, f in plans.items()})
         for name, found in plans.items():
             solution = found["solution"]
             report(
@@ -157,25 +157,19 @@ def test_on_the_small_bert_at_five_budgets(share, make_lab, report):
         device.close()
 
 
-def rounds(lab, plans):
+def rounds(lab, solutions):
     """Return the median time of the passes under each plan and under none, taken in turns."""
     trainer = lab.trainer("baseline")
     handle = trainer.handle
     batch = lab.task.example_batch(lab.task.longest())
-    seconds = {name: [] for name in ("baseline", *plans)}
+    seconds = {name: [] for name in ("baseline", *solutions)}
     for _ in range(ROUNDS + 1):
         for name in seconds:
             planner = make_planner("baseline" if name == "baseline" else "full")
             if name != "baseline":
-                planner.solution = _Solved(plans[name], batch.size)
+                planner.solution = solutions[name]
             handle.planner = planner
             handle.rebind()
             record, _ = trainer.train(batch, lab.device.put(batch.tensors))
             seconds[name].append(record.forward_seconds + record.backward_seconds)
     return {name: statistics.median(times[1:]) for name, times in seconds.items()}
-
-
-@dataclasses.dataclass
-class _Solved:
-    plan: object
-    size: tuple
