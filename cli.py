@@ -1,8 +1,8 @@
 """The mimose-bench command line: parse, call, print, exit code.
 
 Exit codes: 0 done; 1 a handled error, one sentence on stderr; 2 usage; 3 the run ended out of
-memory or infeasible, which is recorded; 4 a reproduced value is outside its tolerance; 130
-interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled error.
+memory, infeasible or thrashing, which is recorded; 4 a reproduced value is outside its tolerance;
+130 interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled error.
 """
 
 from __future__ import annotations
@@ -131,6 +131,59 @@ Every = Annotated[
 Segments = Annotated[
     int | None,
     typer.Option("--segments", help="For planner sqrt-n: segments; the square root's by default."),
+]
+Heuristic = Annotated[
+    str | None,
+    typer.Option(
+        "--heuristic",
+        help="For planner dtr: what to evict first: h_DTR, h_DTR_eq (the prototype's, the "
+        "default), h_DTR_local, lru, largest, msps or random.",
+    ),
+]
+Sampling = Annotated[
+    str | None,
+    typer.Option(
+        "--sampling",
+        help="For planners dtr and delta: look at a sample of the tensors only: on or off (on).",
+    ),
+]
+Trigger = Annotated[
+    str | None,
+    typer.Option(
+        "--trigger",
+        help="For planners dtr and delta: when to evict: threshold (before an operator that would "
+        "go over the budget), after (once one has) or oom (once an allocation failed).",
+    ),
+]
+Reserve = Annotated[
+    str | None,
+    typer.Option(
+        "--dtr-reserve",
+        "--reserve",
+        metavar="BYTES",
+        help="For planners dtr and delta: part of the budget left for fragmentation, in bytes or "
+        "as a share of it (dtr 25%, delta 5%).",
+    ),
+]
+Actions = Annotated[
+    str | None,
+    typer.Option(
+        "--actions",
+        help="For planner delta: recompute evicted tensors, swap them to the host, or both.",
+    ),
+]
+Filter = Annotated[
+    str | None,
+    typer.Option(
+        "--filter", help="For planner delta: how tensors are chosen: base, lru or greedy."
+    ),
+]
+Prefetch = Annotated[
+    str | None,
+    typer.Option(
+        "--prefetch",
+        help="For planner delta: bring swapped tensors back ahead of their use: on or off (on).",
+    ),
 ]
 TimeLimit = Annotated[
     float | None,
@@ -429,6 +482,13 @@ def plan(
     cache_step: CacheStep = None,
     every: Every = None,
     segments: Segments = None,
+    heuristic: Heuristic = None,
+    sampling: Sampling = None,
+    trigger: Trigger = None,
+    reserve: Reserve = None,
+    actions: Actions = None,
+    filter: Filter = None,
+    prefetch: Prefetch = None,
     time_limit: TimeLimit = None,
     gap: Gap = None,
     plan_size: PlanSize = None,
@@ -529,6 +589,13 @@ def run(
     cache_step: CacheStep = None,
     every: Every = None,
     segments: Segments = None,
+    heuristic: Heuristic = None,
+    sampling: Sampling = None,
+    trigger: Trigger = None,
+    reserve: Reserve = None,
+    actions: Actions = None,
+    filter: Filter = None,
+    prefetch: Prefetch = None,
     time_limit: TimeLimit = None,
     gap: Gap = None,
     plan_size: PlanSize = None,

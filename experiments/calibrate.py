@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mimose.devices.sim.gpus import Gpu
+from mimose.devices.sim.gpus import ASSUMED_EVICTION_SECONDS, Gpu
 from mimose.units import MIB, format_bytes, format_seconds
 
 MEASURED_ON_CUDA = "measured on cuda"
@@ -212,6 +212,8 @@ def specification(
         sources=(
             f"attained_flops: median over {len(MATMULS)} products of BERT-base's shapes",
             f"host_unit_seconds, launch_seconds: measured on the host's {facts.host}",
+            f"host_unit_seconds.{' and .'.join(ASSUMED_EVICTION_SECONDS)}: assumed, the order of a "
+            "runtime in C++",
         ),
     )
 

@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mimose_bench.experiments.summary import LEARNING_PHASES, is_expected, planning_seconds
+from mimose_bench.experiments.summary import (
+    FAILED,
+    LEARNING_PHASES,
+    is_expected,
+    planning_seconds,
+)
 
 _BATCH = ["input_size", "batch_size", "sequence_length", "decoder_length", "image_pixels"]
 _PLANNING = ("estimator", "scheduler")
@@ -67,7 +72,7 @@ def pair(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
                 f"{row[column]} in one and {row[f'{column}_reference']} in the other): "
                 "repeat them with the same --task, --data, --scale, --batch-size and --seed"
             )
-    finished = (both["outcome"] != "oom") & (both["outcome_reference"] != "oom")
+    finished = ~both["outcome"].isin(FAILED) & ~both["outcome_reference"].isin(FAILED)
     timed = both["step_seconds"].notna() & both["step_seconds_reference"].notna()
     paired = both[(finished & timed).astype(bool)]
     return paired.rename(columns={"step_seconds_reference": "reference_seconds"})
@@ -221,13 +226,16 @@ def differences(runs: Sequence[Any]) -> list[str]:
 
 # What is compared, or says how a planner decides, or where the run lies.
 _COMPARED = {
+    "actions",
     "budget",
     "cache_step",
     "enforce",
     "every",
+    "filter",
     "flops",
     "fresh_plan",
     "gap",
+    "heuristic",
     "margin",
     "on_oom",
     "out",
@@ -235,10 +243,14 @@ _COMPARED = {
     "plan_size",
     "planner",
     "planner_options",
+    "prefetch",
+    "reserve",
+    "sampling",
     "segments",
     "sheltered",
     "steps",
     "time_limit",
+    "trigger",
     "variant",
 }
 
@@ -252,6 +264,7 @@ _SHOWN = (
     "num_ok",
     "num_retried",
     "num_oom",
+    "num_thrashing",
     "num_alloc_retries",
     "num_violations",
     "num_plans_made",
@@ -261,5 +274,6 @@ _SHOWN = (
     "lengths",
     "median_estimator_seconds",
     "median_scheduler_seconds",
+    "eviction",
     "final_loss",
 )

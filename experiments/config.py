@@ -63,6 +63,20 @@ class RunConfig:
     """Blocks in a region of the ``full`` planner."""
     segments: int | None = None
     """Segments of the ``sqrt-n`` planner."""
+    heuristic: str | None = None
+    """What the ``dtr`` planner evicts first."""
+    sampling: str | None = None
+    """Whether planners that evict tensors look at a sample of them only: ``on`` or ``off``."""
+    trigger: str | None = None
+    """When they evict: ``threshold``, ``after`` or ``oom``."""
+    reserve: str | None = None
+    """Part of the budget that they leave: bytes, or a share such as ``25%``."""
+    actions: str | None = None
+    """What the ``delta`` planner may do with a tensor: ``recompute``, ``swap`` or ``both``."""
+    filter: str | None = None
+    """How it chooses tensors: ``base``, ``lru`` or ``greedy``."""
+    prefetch: str | None = None
+    """Whether it brings swapped tensors back ahead of their use: ``on`` or ``off``."""
     time_limit: float | None = None
     """Seconds that a planner may solve for."""
     gap: float | None = None
@@ -176,6 +190,13 @@ _PLANNER_OPTIONS = (
     "cache_step",
     "every",
     "segments",
+    "heuristic",
+    "sampling",
+    "trigger",
+    "reserve",
+    "actions",
+    "filter",
+    "prefetch",
     "time_limit",
     "gap",
 )

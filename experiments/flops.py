@@ -28,11 +28,13 @@ from mimose.costs import recomputation
 from mimose.devices.base import Device
 from mimose.devices.sim.device import SimDevice
 from mimose.devices.sim.gpus import GPUS, load_gpu
+from mimose.eviction import Eviction
 from mimose.handle import Handle, attach
 from mimose.plan import Plan
 from mimose.records import Size, StepRecord
 from mimose.schedule import AnyPlan
 from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.summary import FAILED
 from mimose_bench.experiments.tasks.base import Task
 
 Say = Callable[[str], None]
@@ -95,7 +97,7 @@ class Taken:
 
 def taken_in(record: StepRecord | None) -> Taken | None:
     """Return what a step carried out; None where it did not finish."""
-    if record is None or record.outcome == "oom":
+    if record is None or record.outcome in FAILED:
         return None
     blocks = () if record.collected is None else record.collected.blocks
     measured = frozenset(sample.block for sample in blocks) & record.plan.recomputed
@@ -183,8 +185,8 @@ def hardware_flops(
         plain: FLOPs of each size.
         selective: The same with each block's attention core run again in its backward.
     """
-    if step.retried:
-        return None
+    if step.retried or isinstance(step.plan, Eviction):
+        return None  # Nobody counted what the first attempt, or the policy, ran.
     flops = plain[step.size]
     again = recomputation(step.plan, flops.forward, flops.recompute)
     again += sum(flops.forward[block] for block in step.measured)

@@ -17,6 +17,7 @@ from mimose.handle import Handle
 from mimose.planners import make_planner
 from mimose.planners.static import Static
 from mimose.records import Measured, StepRecord
+from mimose.runtime.eviction.engine import Thrashing
 from mimose_bench.experiments import stopping
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.remembered import Replay, StepMemory, key_of
@@ -38,6 +39,7 @@ class Step:
         error: Why the step did not finish.
         in_optimizer: It failed in the optimizer's step, half applied: the parameters are lost.
         rescued: What had been done of it was undone, so that training may go on.
+        thrashing: It was given up, since it recomputed too much.
     """
 
     number: int
@@ -49,6 +51,7 @@ class Step:
     error: str | None = None
     in_optimizer: bool = False
     rescued: bool = True
+    thrashing: bool = False
 
 
 class Trainer:
@@ -95,7 +98,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(kind, enabled=config.precision == "fp16")
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[Step]:
-        """Yield each step once it is finished, those that ran out of memory included."""
+        """Yield each step once it is finished, those that failed included."""
         waiting = time.perf_counter()
         for number, batch in enumerate(batches):
             try:
@@ -121,19 +124,22 @@ class Trainer:
             return Step(number, batch, None, None, waited, least, str(error))
         except torch.OutOfMemoryError as error:
             # Its text alone: the error itself would keep the step's tensors alive.
-            failure = str(error)
+            failure, thrashing = str(error), False
+        except Thrashing as error:
+            failure, thrashing = str(error), True
         else:
             return Step(number, batch, record, loss, waited)
         in_optimizer = handle.in_optimizer
         return Step(
             number,
             batch,
-            handle.end(failed=True),
+            handle.end(failed=True, outcome="thrashing" if thrashing else "oom"),
             None,
             waited,
             error=failure,
             in_optimizer=in_optimizer,
             rescued=handle.planner.rescued and not in_optimizer,
+            thrashing=thrashing,
         )
 
     def train(
@@ -144,6 +150,7 @@ class Trainer:
         Raises:
             Infeasible: If the planner refuses the batch; nothing was run.
             torch.OutOfMemoryError: If the step ran out of memory; the handle's step is open.
+            Thrashing: If a tensor-level policy recomputed too much, likewise.
         """
         handle = self.handle
         handle.begin(batch.size)

@@ -13,6 +13,7 @@ from mimose.devices.base import Device
 from mimose.handle import Handle, attach
 from mimose.plan import Plan
 from mimose.planners import make_planner
+from mimose.planners.evicting import Evicting
 from mimose.planners.static import Static
 from mimose.records import Size
 from mimose.units import format_bytes, format_seconds
@@ -100,7 +101,9 @@ def plan_sizes(
         with attach(model, config.budget, planner, device=device, enforce=config.enforce) as handle:
             trainer = Trainer(task, model, handle, config)
             found: dict[str, Any] = {}
-            if planned is None:
+            if isinstance(planner, Evicting):
+                pass  # It has one policy for every size, and nothing to learn.
+            elif planned is None:
                 _teach(task, trainer, device)
             else:
                 found = _prepare(config, trainer, planned, say)

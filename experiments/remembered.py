@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mimose.devices.sim.values import value_of
+from mimose.eviction import Eviction
 from mimose.plan import Plan
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def key_of(handle: Handle, scope: Hashable, tensors: Mapping[str, torch.Tensor])
     if step is None or step.decision.collect:
         return None
     situation, plan = step.situation, step.decision.plan
+    if isinstance(plan, Eviction):
+        return None  # It decides by memory and time as they are.
     shapes = tuple(
         (name, tuple(t.shape), t.dtype, _truth(t)) for name, t in sorted(tensors.items())
     )

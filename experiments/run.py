@@ -19,6 +19,7 @@ from mimose.devices.sim.device import SimDevice
 from mimose.handle import Handle, attach
 from mimose.plan import Plan
 from mimose.planners import make_planner
+from mimose.planners.evicting import Evicting
 from mimose.planners.static import Static
 from mimose.records import Size
 from mimose.units import format_bytes
@@ -319,11 +320,17 @@ def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str,
         least = format_bytes(step.least_budget_bytes, up=True)
         failure = f"{where} does not fit: {step.error}; the least budget is {least}"
         return "infeasible", failure, step.least_budget_bytes
+    if step.thrashing:
+        failure = f"{where} was given up under planner {config.planner}: {step.error}"
+        return "thrashing", f"{failure}; give a larger budget or a smaller --reserve", None
     text = f"{where} ran out of memory under planner {config.planner}"
     if step.in_optimizer:
         text += " in the optimizer's step, which is never repeated"
     if _may_go_on(config, step):
         return "oom", f"{text} and was skipped", None
+    if isinstance(trainer.handle.planner, Evicting) and not step.in_optimizer:
+        # What blocks need is nothing to it. Its own error says what did not fit.
+        return "oom", f"{text}: {step.error}", None
     least_bytes = trainer.least_budget(step.batch, in_optimizer=step.in_optimizer)
     if least_bytes is None:
         return "oom", f"{text}: {step.error}", None

@@ -11,19 +11,23 @@ from typing import Any
 
 import pyarrow as pa
 
+from mimose.eviction import COLUMNS as EVICTION_COLUMNS
 from mimose.records import StepRecord
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised whenever a column or a key of ``run.json`` is added or changes its meaning.
 
 2: ``weight`` in the steps, ``clock`` in ``run.json``; runs of version 1 have neither.
 3: ``decoder_length`` and ``image_pixels`` in the steps.
 4: ``model_flops`` and ``hardware_flops`` in the steps; ``solution``, ``profile``, ``flops`` and
 ``least_budget_bytes`` in ``run.json``.
+5: ``num_rematerializations``, ``eviction_maintenance_seconds``, ``eviction_overhead_seconds`` and
+``swap_wait_seconds`` in the steps; outcome ``thrashing`` of steps and runs.
 """
 
-RUN_OUTCOMES = ("running", "done", "oom", "infeasible", "interrupted", "failed")
-"""How a run ended. ``running`` in a run that was killed."""
+RUN_OUTCOMES = ("running", "done", "oom", "infeasible", "thrashing", "interrupted", "failed")
+"""How a run ended. ``running`` in a run that was killed; ``thrashing`` where a tensor-level policy
+recomputed so much that the step was given up."""
 
 STEPS = pa.schema(
     [
@@ -60,6 +64,10 @@ STEPS = pa.schema(
         ("image_pixels", pa.int64()),
         ("model_flops", pa.int64()),
         ("hardware_flops", pa.int64()),
+        ("num_rematerializations", pa.int64()),
+        ("eviction_maintenance_seconds", pa.float64()),
+        ("eviction_overhead_seconds", pa.float64()),
+        ("swap_wait_seconds", pa.float64()),
     ]
 )
 
@@ -96,9 +104,10 @@ def step_row(
 
     Args:
         record: The finished step; None if the planner refused the batch before it started, which
-            counts as out of memory. What only some runtimes know (``num_evictions``,
-            ``eviction_search_seconds``, ``recompute_seconds``, ``swapped_bytes``) is looked up in
-            ``record.extra``.
+            counts as out of memory. What only tensor-level policies know
+            (:data:`mimose.eviction.COLUMNS`) is looked up in ``record.extra``; its seconds are in
+            ``forward_seconds`` and ``backward_seconds``, too. Other planners evict 0 times, and
+            have no such seconds.
         step: Number of the iteration, from 0.
         input_size: Padded tokens, or pixels, of the whole mini-batch.
         batch_size: Samples in the mini-batch; by default what the record says.
@@ -133,15 +142,17 @@ def step_row(
     if weight is not None:
         row["peak_reserved_bytes"] = None
     peak, reserved = row["peak_allocated_bytes"], row["peak_reserved_bytes"]
-    extra = record.extra
+    evicted = {
+        name: int(record.extra.get(name, 0))
+        if pa.types.is_integer(STEPS.field(name).type)
+        else record.extra.get(name)
+        for name in EVICTION_COLUMNS
+    }
     return row | {
         "plan": str(record.plan),
         "num_recomputed": record.plan.num_recomputed,
         "fragmentation_bytes": None if peak is None or reserved is None else reserved - peak,
-        "num_evictions": int(extra.get("num_evictions", 0)),
-        "eviction_search_seconds": extra.get("eviction_search_seconds"),
-        "recompute_seconds": extra.get("recompute_seconds"),
-        "swapped_bytes": int(extra.get("swapped_bytes", 0)),
+        **evicted,
     }
 
 

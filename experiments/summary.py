@@ -6,7 +6,7 @@ rows cannot give is None.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,9 @@ RESERVED_NOTE = (
     "reserved bytes depend on the order of batches: a run over sampled lengths gives them"
 )
 """Why a run over expected lengths has no reserved bytes."""
+
+FAILED = ("oom", "thrashing")
+"""Outcomes of steps that did not finish."""
 
 LEARNING_PHASES = ("sheltered", "profile")
 """Phases in which a planner measures and that end: a long run is judged without them."""
@@ -35,7 +38,8 @@ def summarize(
         A dictionary. ``total_seconds`` is the sum of the steps' seconds, ``num_violations`` the
         out-of-memory steps, retried steps and allocator retries together, ``budget_use`` the median
         peak allocated over the budget in responsive steps that recomputed (in all steps if there
-        is none), ``num_plans_made`` the plans that did not come from a cache.
+        is none), ``num_plans_made`` the plans that did not come from a cache, ``eviction`` what
+        :func:`eviction_breakdown` returns.
 
         In a run over expected lengths means, medians and peaks are of the steps that stand for a
         share of the epoch, by that share; ``lengths`` says so, and nothing is said of reserved
@@ -60,7 +64,7 @@ def summarize(
         "peak_reserved_bytes": reserved,
         "median_step_seconds": _median(done, "step_seconds"),
         "mean_step_seconds": _mean(done, "step_seconds"),
-        "total_seconds": _seconds(steps["step_seconds"][outcome != "oom"]),
+        "total_seconds": _seconds(steps["step_seconds"][~outcome.isin(FAILED)]),
         "final_loss": _number(losses[-1]) if losses.size else None,
         "device_label": info.get("device_label"),
         "fragmentation_bytes": None if None in (allocated, reserved) else reserved - allocated,
@@ -75,6 +79,8 @@ def summarize(
         "total_wait_seconds": _seconds(steps["wait_seconds"]),
         "mean_recomputed_blocks": _mean(done, "num_recomputed"),
         "mean_planning_seconds": _mean(done.assign(planning=planning_seconds(done)), "planning"),
+        "num_thrashing": int((outcome == "thrashing").sum()),
+        "eviction": eviction_breakdown(counted),
         "mfu": utilization(done, "model_flops", info),
         "hfu": utilization(done, "hardware_flops", info),
         "lengths": "expected" if expected else "sampled",
@@ -132,7 +138,7 @@ def budget_use(steps: pd.DataFrame, budget_bytes: int | None) -> float | None:
         return None
     counted = steps[steps["weight"] > 0] if is_expected(steps) else steps
     bound = counted[(counted["phase"] == "responsive") & (counted["num_recomputed"] > 0)]
-    chosen = bound if len(bound) else counted[counted["outcome"] != "oom"]
+    chosen = bound if len(bound) else counted[~counted["outcome"].isin(FAILED)]
     peak = _median(chosen, "peak_allocated_bytes")
     return None if peak is None else peak / budget_bytes
 
@@ -140,16 +146,11 @@ def budget_use(steps: pd.DataFrame, budget_bytes: int | None) -> float | None:
 def breakdown(steps: pd.DataFrame) -> dict[str, float]:
     """Return the mean seconds a step spends in each of its parts; ``other`` is what remains.
 
-    Recomputation is part of the backward pass, since that is where it runs. Steps of a run over
-    expected lengths count by their weight.
+    Recomputation is part of the backward pass, since that is where it runs, and a tensor-level
+    policy's time of forward and backward (:func:`eviction_breakdown` takes it apart). Steps of a
+    run over expected lengths count by their weight.
     """
-    done = steps[steps["outcome"] != "oom"]
-    weights = done["weight"].to_numpy(dtype=float) if is_expected(steps) else np.ones(len(done))
-    whole = weights.sum() or 1.0
-
-    def mean(column: str) -> float:
-        return float((done[column].fillna(0.0).to_numpy(dtype=float) * weights).sum() / whole)
-
+    mean = _mean_of(steps[~steps["outcome"].isin(FAILED)])
     parts = {
         part: mean(f"{part}_seconds")
         for part in ("forward", "backward", "optimizer", "collector", "estimator", "scheduler")
@@ -158,6 +159,51 @@ def breakdown(steps: pd.DataFrame) -> dict[str, float]:
     # Timer readings of the parts may add up to a hair more than the whole.
     parts["other"] = max(0.0, total - sum(parts.values()))
     return parts
+
+
+def eviction_breakdown(steps: pd.DataFrame) -> dict[str, float] | None:
+    """Return where forward and backward passes under a tensor-level policy spent their time.
+
+    The parts of the paper's Fig 5, means over the steps that finished. Where the host runs ahead of
+    the device its work overlaps with operators, and ``forward_backward_seconds`` is less than
+    these take by themselves.
+
+    Returns:
+        None if no step ran under such a policy; else ``forward_backward_seconds`` (what is left
+        without the others), ``recompute_seconds``, ``maintenance_seconds`` (costs and access times
+        kept up to date), ``search_seconds`` (choosing, planning in the paper's words),
+        ``overhead_seconds`` (the rest of seeing each operator), ``swap_wait_seconds``, and of a
+        mean step ``num_evictions``, ``num_rematerializations`` and ``swapped_bytes``.
+    """
+    done = steps[~steps["outcome"].isin(FAILED) & steps["eviction_search_seconds"].notna()]
+    if not len(done):
+        return None
+    mean = _mean_of(done)
+    parts = {
+        "recompute_seconds": mean("recompute_seconds"),
+        "maintenance_seconds": mean("eviction_maintenance_seconds"),
+        "search_seconds": mean("eviction_search_seconds"),
+        "overhead_seconds": mean("eviction_overhead_seconds"),
+        "swap_wait_seconds": mean("swap_wait_seconds"),
+    }
+    passes = mean("forward_seconds") + mean("backward_seconds")
+    return {
+        "forward_backward_seconds": max(0.0, passes - sum(parts.values())),
+        **parts,
+        **{name: mean(name) for name in ("num_evictions", "num_rematerializations")},
+        "swapped_bytes": mean("swapped_bytes"),
+    }
+
+
+def _mean_of(done: pd.DataFrame) -> Callable[[str], float]:
+    """Return a function that gives a column's mean over steps, by weight where they have one."""
+    weights = done["weight"].to_numpy(dtype=float) if is_expected(done) else np.ones(len(done))
+    whole = weights.sum() or 1.0
+
+    def mean(column: str) -> float:
+        return float((done[column].fillna(0).to_numpy(dtype=float) * weights).sum() / whole)
+
+    return mean
 
 
 def _floats(column: pd.Series) -> np.ndarray:

@@ -12,6 +12,15 @@ from mimose_bench.experiments.reading import Run
 from mimose_bench.experiments.summary import is_expected
 
 MISSING = "-"
+EVICTION_PARTS = {
+    "forward_backward_seconds": "forward and backward",
+    "recompute_seconds": "recomputation",
+    "maintenance_seconds": "cost maintenance",
+    "search_seconds": "planning (search)",
+    "overhead_seconds": "dispatch",
+    "swap_wait_seconds": "waiting for copies",
+}
+"""The parts of passes under a tensor-level policy, in the paper's words where it has some."""
 SIMULATED = "simulated"
 
 _FINISHED = ("ok", "retried")
@@ -54,12 +63,26 @@ def show(run: Run, num_steps: int) -> str:
         ("step time", _step_time(run)),
         ("MFU, HFU", _utilization(run)),
         ("recomputed", _recomputed(run)),
+        *_evictions(summary),
         *(_planned_once(info) if "solution" in info else _planning(summary)),
         ("final loss", _loss(info, summary)),
     ]
     width = max(len(name) for name, _ in facts)
     text = "\n".join(f"{name.ljust(width)}  {value}" for name, value in facts)
     return f"{text}\n\n{steps(run, num_steps)}" if num_steps and len(run.steps) else text
+
+
+def _evictions(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a tensor-level policy did in a mean step, and where the time went."""
+    found = summary.get("eviction")
+    if not found:
+        return []
+    counts = f"{found['num_evictions']:.1f} a step, {found['num_rematerializations']:.1f} "
+    counts += "operators run again"
+    if found["swapped_bytes"]:
+        counts += f", {size(found['swapped_bytes'])} moved to the host and back"
+    parts = ", ".join(f"{name} {seconds(found[key])}" for key, name in EVICTION_PARTS.items())
+    return [("evictions", counts), ("mean passes", parts)]
 
 
 def _planning(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -177,7 +200,8 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     if rows and all(row.get("lengths") == "expected" for row in rows):
         kept = [i for i in kept if any(cells[i] != MISSING for cells in body)]
     text = table([headers[i] for i in kept], [[cells[i] for i in kept] for cells in body])
-    return "\n".join([text, *(f"times: {label}" for label in clocks), *_plans(rows)])
+    lines = [text, *(f"times: {label}" for label in clocks), *_plans(rows), *_breakdowns(rows)]
+    return "\n".join(lines)
 
 
 _PLAN_WIDTH = 44
@@ -217,6 +241,25 @@ def _plans(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "predicted time: of forward and backward, relative to everything kept; measured peak: of "
         "steps of the planned size.",
     ]
+
+
+def _breakdowns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of where passes under tensor-level policies spent their time, if any did."""
+    evicting = [(row, row["eviction"]) for row in rows if row.get("eviction")]
+    if not evicting:
+        return []
+    body = [
+        (
+            row["run"],
+            *(seconds(found[key]) for key in EVICTION_PARTS),
+            number(found["num_evictions"], ".1f"),
+            number(found["num_rematerializations"], ".1f"),
+            size(found["swapped_bytes"]),
+        )
+        for row, found in evicting
+    ]
+    headers = ("run", *EVICTION_PARTS.values(), "evictions", "run again", "swapped")
+    return ["", table(headers, body), "means of a step's forward and backward pass, in its parts."]
 
 
 def cut(text: str, width: int) -> str:
@@ -339,6 +382,8 @@ def num_cores(solution: Any) -> int:
 
 
 def _recomputed(run: Run) -> str:
+    if run.summary.get("eviction"):
+        return "single operators, no blocks"
     text = _said(number(run.summary["mean_recomputed_blocks"], ".1f"), "blocks a step")
     cores = num_cores(run.info.get("solution"))
     return f"{text}, and the attention core alone of {cores}" if cores else text
@@ -369,13 +414,17 @@ def _counts(run: Run) -> str:
 
     return (
         f"{summary['num_steps']}: {count('ok', 'ok')}, {count('retried', 'retried')}, "
-        f"{summary['num_oom']} out of memory; {summary['num_alloc_retries']} allocator retries"
+        f"{summary['num_oom']} out of memory"
+        + (f", {summary['num_thrashing']} given up" if summary.get("num_thrashing") else "")
+        + f"; {summary['num_alloc_retries']} allocator retries"
     )
 
 
 def _ending(row: Mapping[str, Any]) -> str:
     if row["num_oom"] and row["outcome"] != "done":
         return f"out of memory at step {row['num_steps'] - 1}"
+    if row["outcome"] == "thrashing":
+        return f"thrashing at step {row['num_steps'] - 1}"
     return str(row["outcome"])
 
 

@@ -19,7 +19,7 @@ from operator import add
 
 from mimose.plan import Plan, Region
 from mimose.records import ModelInfo, Situation
-from mimose.schedule import AnyPlan, Moment, Schedule
+from mimose.schedule import BlockPlan, Moment, Schedule
 
 
 class Infeasible(Exception):  # noqa: N818 - a result of planning, not a fault
@@ -96,7 +96,7 @@ def grown_gradients(info: ModelInfo, num_blocks: int) -> tuple[int, ...]:
 
 
 def recomputation(
-    plan: AnyPlan, whole: Sequence[float], leaf: Sequence[float], cuts: Container[int] = ()
+    plan: BlockPlan, whole: Sequence[float], leaf: Sequence[float], cuts: Container[int] = ()
 ) -> float:
     """Return the sum of what a plan runs again.
 
@@ -128,7 +128,7 @@ def _again(region: Region, whole: Sequence[float], leaf: Sequence[float]) -> flo
     return cost
 
 
-def predict_seconds(profile: Profile, plan: AnyPlan, cuts: Container[int] = ()) -> float:
+def predict_seconds(profile: Profile, plan: BlockPlan, cuts: Container[int] = ()) -> float:
     """Return how long a step's two passes take under ``plan``.
 
     ``cuts`` are as in :func:`recomputation`.
@@ -137,7 +137,7 @@ def predict_seconds(profile: Profile, plan: AnyPlan, cuts: Container[int] = ()) 
     return once + recomputation(plan, profile.forward_seconds, profile.recompute_seconds, cuts)
 
 
-def predict_backward_flops(profile: Profile, plan: AnyPlan, cuts: Container[int] = ()) -> int:
+def predict_backward_flops(profile: Profile, plan: BlockPlan, cuts: Container[int] = ()) -> int:
     """Return the FLOPs of the blocks' backward under ``plan``, recomputation included.
 
     ``cuts`` are as in :func:`recomputation`.
@@ -146,7 +146,7 @@ def predict_backward_flops(profile: Profile, plan: AnyPlan, cuts: Container[int]
     return sum(profile.backward_flops) + round(again)
 
 
-def predict_peak(profile: Profile, plan: AnyPlan, info: ModelInfo, situation: Situation) -> Peak:
+def predict_peak(profile: Profile, plan: BlockPlan, info: ModelInfo, situation: Situation) -> Peak:
     """Return the highest level of allocated bytes in a step that carries out ``plan``.
 
     The maximum over the timeline: before the first block; each block's forward; the head; each

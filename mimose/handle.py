@@ -24,12 +24,23 @@ from torch.optim.optimizer import (
 from mimose.devices import device_for
 from mimose.devices.base import Device
 from mimose.devices.tensors import storage_bytes
+from mimose.eviction import Eviction
 from mimose.plan import Plan
 from mimose.planners import make_planner
 from mimose.planners.base import Planner
 from mimose.planners.static import Progress, Solution, Static
-from mimose.records import NO_WORK, Decision, Measured, ModelInfo, Situation, Size, StepRecord
+from mimose.records import (
+    NO_WORK,
+    Decision,
+    Measured,
+    ModelInfo,
+    Outcome,
+    Situation,
+    Size,
+    StepRecord,
+)
 from mimose.runtime.blocks import find_blocks
+from mimose.runtime.evicting import NoRoomError
 from mimose.runtime.executor import Executor
 from mimose.runtime.optimizers import optimizer_costs
 from mimose.runtime.recovery import Undo, add_to_message, drop_frames
@@ -170,7 +181,12 @@ class Handle:
         self._step: OpenStep | None = None
         self._undo = Undo(model, device)
         self._executor = Executor(
-            model, device, blocks, on_forward=self._on_forward, after_forward=self._after_forward
+            model,
+            device,
+            blocks,
+            on_forward=self._on_forward,
+            after_forward=self._after_forward,
+            budget_bytes=budget_bytes,
         )
         self._version = -1
         try:
@@ -228,20 +244,29 @@ class Handle:
         """Return what the planner would do for a mini-batch of ``size`` now, without doing it."""
         return self.planner.plan(size, self._situation())
 
-    def end(self, *, failed: bool = False) -> StepRecord | None:
+    def end(self, *, failed: bool = False, outcome: Outcome = "oom") -> StepRecord | None:
         """Close the open step, tell the planner what it measured and return it.
 
         Args:
-            failed: The step ran out of memory: its outcome is ``oom``, its forward and backward
-                pass is undone if the planner is one that is rescued, and nothing is learned.
+            failed: The step ran out of memory, or was given up: its forward and backward pass is
+                undone if the planner is one that is rescued, and nothing is learned.
+            outcome: The outcome of a step that failed.
 
         Returns:
             The step, or None if none is open.
+
+        Raises:
+            torch.OutOfMemoryError: If a tensor-level policy has evicted what is still in use, and
+                it does not fit.
         """
         step, self._step = self._step, None
         if step is None:
             return None
-        device = self.device
+        device, evictions = self.device, self._executor.evictions
+        if failed:
+            evictions.abandon()
+        else:
+            evictions.stop()
         if step.optimized is None:
             step.optimized = device.now()
         last = device.mark()
@@ -254,7 +279,7 @@ class Handle:
         if step.backward_done is not None and last.peak_allocated is not None:
             record.optimizer_peak_bytes = last.peak_allocated - step.situation.resident_bytes
         if failed:
-            record.outcome = "oom"
+            record.outcome = outcome
             if self.planner.rescued and step.backward_done is None:
                 self._undo.restore()
             device.release_cache()
@@ -507,17 +532,23 @@ class Handle:
         step.optimized = self.device.now()
 
     def detach(self) -> None:
-        """Give the model back as it was; lift the limit if this handle set it."""
+        """Give the model back as it was; lift the limit if this handle set it.
+
+        Raises:
+            torch.OutOfMemoryError: As for :meth:`end`; it is detached all the same.
+        """
         if self.model not in _attached:
             return
         if self._step is not None and self._step.optimized is not None:
             self.end()  # A whole step of a user's own loop, the last one.
         self._step = None
-        self._executor.detach()
-        _attached.discard(self.model)
-        if self._enforced:
-            self.device.enforce(None)
-        self._release()
+        try:
+            self._executor.detach()
+        finally:
+            _attached.discard(self.model)
+            if self._enforced:
+                self.device.enforce(None)
+            self._release()
 
     def __enter__(self) -> Handle:
         return self
@@ -558,6 +589,8 @@ class Handle:
         Whether two steps with one plan run alike can be told from it.
         """
         executor = self._executor
+        if isinstance(plan, Eviction):
+            return ()  # And on memory and time as they are in the step.
         if isinstance(plan, Plan):
             if not plan.regions and not plan.cores:
                 return (executor.exact,)
@@ -650,6 +683,7 @@ class Handle:
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         step = self._step
         if step is not None and step.backward_done is None and self._owns(optimizer):
+            self._executor.evictions.stop()
             step.backward_done = self.device.now()
             self.device.mark()
 
@@ -689,18 +723,24 @@ class Attempt:
         error: BaseException | None,
         frames: TracebackType | None,
     ) -> bool:
+        if error is not None:
+            self._handle._executor.evictions.abandon()
         if not isinstance(error, torch.OutOfMemoryError):
             return False
         self.failed = True
         device = self._handle.device
         if self._last:
             step = self._handle._step
+            if isinstance(error, NoRoomError):
+                return False  # It has said all there is to say.
             parts = []
             if "largest free block" not in str(error):  # CUDA's own message does not say.
                 free = format_bytes(device.largest_free_block_bytes())
                 parts.append(f"The largest free block is {free}.")
             if step is not None:
                 parts.append(f"The plan was: {step.plan}.")
+                if isinstance(step.plan, Eviction):
+                    parts.append("A larger reserve leaves more for fragmentation.")
             add_to_message(error, parts)
             return False
         drop_frames(error)

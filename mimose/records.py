@@ -20,7 +20,7 @@ NO_AUTOCAST = "autocast None"
 """What :attr:`Situation.signature` says where no operator runs in another type than its inputs'."""
 
 Phase = Literal["profile", "static", "sheltered", "responsive"]
-Outcome = Literal["ok", "retried", "oom"]
+Outcome = Literal["ok", "retried", "oom", "thrashing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,16 @@ class Work:
         candidates: Blocks weighed in choosing: one a block for each plan that the peak model
             judged, and one for each block that the greedy rule sorted or took.
         updates: Figures learned from a finished step.
+        evaluations: Values of a heuristic worked out in choosing a tensor to evict.
+        metadata: Costs, neighbours and access times read or written to keep heuristics up to date.
     """
 
     lookups: int = 0
     estimates: int = 0
     candidates: int = 0
     updates: int = 0
+    evaluations: int = 0
+    metadata: int = 0
 
     def __add__(self, other: Work) -> Work:
         """Return both together."""
@@ -108,6 +112,8 @@ class Work:
             self.estimates + other.estimates,
             self.candidates + other.candidates,
             self.updates + other.updates,
+            self.evaluations + other.evaluations,
+            self.metadata + other.metadata,
         )
 
     @property
@@ -240,6 +246,9 @@ class StepRecord:
     ``peak_allocated_bytes`` and ``peak_reserved_bytes`` are of this step, resident bytes included;
     ``peak_exact`` is False where the device could only bound the step's peak from above.
     ``optimizer_peak_bytes`` is the peak level from the end of backward to the end of the step.
+    ``extra`` has the figures of a tensor-level policy by the names of
+    :data:`mimose.eviction.COLUMNS`. Its time is in ``forward_seconds`` and ``backward_seconds``,
+    too, since that is where it runs.
     """
 
     size: Size

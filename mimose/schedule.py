@@ -17,6 +17,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mimose.eviction import Eviction
 from mimose.plan import Plan, Region
 
 
@@ -213,13 +214,27 @@ class Schedule:
         return schedule
 
 
-AnyPlan = Plan | Schedule
+BlockPlan = Plan | Schedule
+"""What says beforehand which blocks are recomputed."""
+
+AnyPlan = BlockPlan | Eviction
 """What a planner may decide on."""
 
 _WORD = re.compile(r"[fFB]\d{1,6}")
 
 
 def plan_from_json(data: Any) -> AnyPlan:
+    """Return the plan, schedule or eviction that its ``to_json`` wrote.
+
+    Raises:
+        ValueError: If ``data`` is none of them.
+    """
+    if isinstance(data, dict) and "eviction" in data:
+        return Eviction.from_json(data)
+    return block_plan_from_json(data)
+
+
+def block_plan_from_json(data: Any) -> BlockPlan:
     """Return the plan or schedule that its ``to_json`` wrote.
 
     Raises:

@@ -13,10 +13,12 @@ from matplotlib.lines import Line2D
 
 from mimose_bench.experiments.paper import PEAKS_SHOWN, MemoryPoint, peak_by_input_size
 from mimose_bench.experiments.reading import Run
+from mimose_bench.experiments.summary import FAILED
 from mimose_bench.experiments.tasks import TASKS
 from mimose_bench.plots import series, style
 
 _DIED = "#D55E00"
+_ENDS = {"oom": "out of memory", "thrashing": "given up (thrashing)"}
 
 PaperPoints = Mapping[int, Sequence[MemoryPoint]]
 
@@ -24,7 +26,7 @@ PaperPoints = Mapping[int, Sequence[MemoryPoint]]
 def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
     """Draw each step's peak of allocated bytes, a panel a planner, device and kind of lengths.
 
-    Dashed lines are the budgets, crosses the steps that ran out of memory.
+    Dashed lines are the budgets, crosses the steps that ran out of memory or were given up.
 
     Args:
         runs: The runs.
@@ -71,7 +73,7 @@ def _points(panel: Axes, run: Run, colour: Any, unit: tuple[float, str]) -> None
     factor, name = unit
     steps = series.counted(run).dropna(subset=["peak_allocated_bytes"])
     sizes, label = series.size_axis(run.steps)
-    died = steps["outcome"] == "oom"
+    died = steps["outcome"].isin(FAILED)
     for rows, look in (
         (steps[~died], {"marker": ".", "s": 16, "color": colour, "linewidths": 0}),
         (steps[died], {"marker": "x", "s": 46, "color": _DIED, "linewidths": 1.5, "zorder": 3}),
@@ -100,9 +102,10 @@ def _legend(figure: Figure, colours: Mapping[int | None, Any], runs: Sequence[Ru
         for budget in colours
         if budget in shown
     ]
-    if any((run.steps["outcome"] == "oom").any() for run in runs):
+    ends = {end for run in runs for end in run.steps["outcome"]}
+    if ends.intersection(FAILED):
         entries.append(Line2D([], [], color=_DIED, marker="x", linestyle="", markersize=6))
-        names.append("out of memory")
+        names.append(" or ".join(_ENDS[end] for end in FAILED if end in ends))
     figure.legend(entries, names, loc="outside lower center", ncols=min(len(names), 5))
 
 

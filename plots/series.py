@@ -10,7 +10,7 @@ import pandas as pd
 
 from mimose.units import GIB, MIB
 from mimose_bench.experiments.reading import Run
-from mimose_bench.experiments.summary import is_expected
+from mimose_bench.experiments.summary import FAILED, is_expected
 from mimose_bench.plots import style
 
 _EXPECTED = "expected lengths"
@@ -62,9 +62,9 @@ def counted(run: Run) -> pd.DataFrame:
 
 
 def finished(run: Run) -> pd.DataFrame:
-    """Return the counted steps that did not run out of memory."""
+    """Return the counted steps that ended well: neither out of memory nor given up."""
     steps = counted(run)
-    return steps[steps["outcome"] != "oom"]
+    return steps[~steps["outcome"].isin(FAILED)]
 
 
 def clock_titles(runs: Iterable[Run]) -> dict[str, str]:

@@ -37,6 +37,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 # The contracts that everything rests on: the standard library and one another only.
 CONTRACTS = (
     "mimose.plan",
+    "mimose.eviction",
     "mimose.schedule",
     "mimose.costs",
     "mimose.units",

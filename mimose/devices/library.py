@@ -11,7 +11,7 @@ import torch
 from mimose import compiled
 from mimose.compiled import cache_folder, find_compiler
 
-__all__ = ["NO_COMPILER", "Stats", "cache_folder", "find_compiler", "load"]
+__all__ = ["NO_COMPILER", "Stats", "cache_folder", "find_compiler", "load", "torch_library"]
 
 SOURCE = Path(__file__).with_name("allocator.cpp")
 HEADER = Path(__file__).with_name("allocator_model.h")
@@ -115,13 +115,20 @@ def _build() -> Path:
 
 
 def _library() -> compiled.Library:
+    return torch_library("allocator", "the allocator model", (SOURCE, HEADER), NO_COMPILER)
+
+
+def torch_library(
+    name: str, purpose: str, files: tuple[Path, ...], no_compiler: str
+) -> compiled.Library:
+    """Return what a library is made of that is compiled against PyTorch's own ``c10``."""
     root = Path(torch.__file__).parent
     abi = int(torch.compiled_with_cxx11_abi())
     return compiled.Library(
-        name="allocator",
-        purpose="the allocator model",
-        files=(SOURCE, HEADER),
-        no_compiler=NO_COMPILER,
+        name=name,
+        purpose=purpose,
+        files=files,
+        no_compiler=no_compiler,
         flags=(*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{root / 'include'}"),
         links=(f"-L{root / 'lib'}", "-lc10"),
         version=torch.__version__,

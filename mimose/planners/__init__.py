@@ -14,6 +14,8 @@ from mimose.planners.base import Planner
 from mimose.planners.baseline import Baseline
 from mimose.planners.checkmate import Checkmate
 from mimose.planners.checkmate_lp import CheckmateLP
+from mimose.planners.delta import Delta
+from mimose.planners.dtr import DTR
 from mimose.planners.fixed import Fixed
 from mimose.planners.full import Full
 from mimose.planners.mimose import Mimose
@@ -41,6 +43,8 @@ PLANNERS: dict[str, type[Planner]] = {
     "rotor": Rotor,
     "checkmate": Checkmate,
     "checkmate-lp": CheckmateLP,
+    "dtr": DTR,
+    "delta": Delta,
 }
 """Every planner by its name on the command line."""
 

@@ -15,7 +15,7 @@ from mimose.planners.candidates import kept
 from mimose.planners.options import number
 from mimose.planners.rotor import Rotor
 from mimose.planners.static import Progress, Solution, Static, StepCosts
-from mimose.schedule import AnyPlan, Schedule
+from mimose.schedule import BlockPlan, Schedule
 from mimose.solvers import checkmate
 from mimose.solvers.block_graph import block_graph, postponed, to_schedule, to_tables
 from mimose.solvers.graph import Graph, Table
@@ -113,7 +113,7 @@ class Checkmate(Static):
             rows=result.size[1],
         )
 
-    def _tables(self, graph: Graph, plan: AnyPlan) -> tuple[Table, Table] | None:
+    def _tables(self, graph: Graph, plan: BlockPlan) -> tuple[Table, Table] | None:
         if self._start == "none":
             return None
         schedule = plan if isinstance(plan, Schedule) else Schedule.from_plan(plan)
@@ -146,7 +146,7 @@ def graph_of(costs: StepCosts) -> Graph:
     return block_graph(costs.profile, grown, cuts=costs.cuts, fixed=kept(costs))
 
 
-def variants(computed: Table, cuts: Collection[int] = ()) -> list[AnyPlan]:
+def variants(computed: Table, cuts: Collection[int] = ()) -> list[BlockPlan]:
     """Return the schedule of a table and two that run blocks again later.
 
     As a tree each, where there is one, cut at ``cuts``, since that is how a tree is carried out.

@@ -16,7 +16,7 @@ from mimose.planners.checkmate import TIME_LIMIT, graph_of, variants
 from mimose.planners.options import number
 from mimose.planners.rotor import Rotor
 from mimose.planners.static import Progress, Solution, Static, StepCosts
-from mimose.schedule import AnyPlan
+from mimose.schedule import BlockPlan
 from mimose.solvers import rounding
 from mimose.solvers.graph import Graph
 from mimose.units import format_bytes
@@ -101,7 +101,7 @@ class CheckmateLP(Static):
 class _Rounded:
     """What came of a ladder: plans, and for each rung that was solved the bound on the cost."""
 
-    plans: tuple[AnyPlan, ...]
+    plans: tuple[BlockPlan, ...]
     bounds: dict[int, float]
     rungs: int
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 from mimose.units import BYTES_HELP, parse_bytes
 
@@ -51,3 +52,58 @@ def number(name: str, value: float | str, least: float, *, above: bool = False) 
     if not math.isfinite(found) or found < least or (above and found == least):
         raise ValueError(f"{name} must be a number {bound}, not {value!r}")
     return found
+
+
+def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+    """Return ``value``.
+
+    Raises:
+        ValueError: If it is none of ``allowed``.
+    """
+    if value not in allowed:
+        raise ValueError(
+            f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {value!r}"
+        )
+    return value
+
+
+def switch(name: str, value: bool | str) -> bool:
+    """Return ``value``, which as text is ``on`` or ``off``.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if isinstance(value, bool):
+        return value
+    return one_of(name, value, ("on", "off")) == "on"
+
+
+def share_or_bytes(name: str, value: int | float | str) -> Callable[[int], int]:
+    """Return a function that makes of a budget the bytes that ``value`` stands for.
+
+    Args:
+        name: The option's name.
+        value: A share below 1 as a ``float``, or as text such as ``"25%"``; otherwise bytes.
+
+    Raises:
+        ValueError: If it is none of them.
+    """
+    share: float | None = value if isinstance(value, float) else None
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            share = float(value.strip()[:-1]) / 100
+        except ValueError:
+            share = -1.0
+    if share is None:
+        try:
+            count = byte_count(name, value)  # type: ignore[arg-type]  # no float is left
+        except ValueError:
+            raise ValueError(
+                f"{name} must be 0, {BYTES_HELP}, or a share of the budget such as 25%, not "
+                f"{value!r}"
+            ) from None
+        return lambda budget: count
+    if not 0 <= share < 1:
+        raise ValueError(f"{name} must be a share from 0% to below 100%, not {value!r}")
+    part = share
+    return lambda budget: int(part * budget)

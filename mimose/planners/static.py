@@ -30,7 +30,7 @@ from mimose.records import (
     Size,
     StepRecord,
 )
-from mimose.schedule import AnyPlan, plan_from_json
+from mimose.schedule import BlockPlan, block_plan_from_json
 from mimose.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -80,7 +80,7 @@ class StepCosts:
         self.packing = packing
         self._budget_for = budget_for
         self._planner = planner
-        self.smallest: AnyPlan | None = None
+        self.smallest: BlockPlan | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -93,25 +93,25 @@ class StepCosts:
         cuts = self.info.cuts
         return tuple(range(1, self.num_blocks)) if cuts is None else cuts
 
-    def peak_bytes(self, plan: AnyPlan) -> int:
+    def peak_bytes(self, plan: BlockPlan) -> int:
         """Return the predicted peak of allocated bytes."""
         return predict_peak(self.profile, plan, self.info, self.situation).bytes
 
-    def need_bytes(self, plan: AnyPlan) -> int:
+    def need_bytes(self, plan: BlockPlan) -> int:
         """Return the predicted peak and what is lost to packing tensors into segments."""
         return self.peak_bytes(plan) + self.waste_bytes(plan)
 
-    def waste_bytes(self, plan: AnyPlan) -> int:
+    def waste_bytes(self, plan: BlockPlan) -> int:
         """Return what is lost to packing under ``plan``, about."""
         if self.packing is None:
             return 0
         return self.packing.pack(sorted(plan.recomputed)).waste_bytes
 
-    def seconds(self, plan: AnyPlan) -> float:
+    def seconds(self, plan: BlockPlan) -> float:
         """Return the predicted time of the forward and backward pass."""
         return predict_seconds(self.profile, plan, self.info.cuts or ())
 
-    def choose(self, plans: Iterable[AnyPlan], **details: Any) -> Solution:
+    def choose(self, plans: Iterable[BlockPlan], **details: Any) -> Solution:
         """Return the fastest of ``plans`` that fits.
 
         If none leaves the margin free, the one that needs least runs, as long as its peak is within
@@ -167,7 +167,7 @@ class StepCosts:
             least_budget_bytes,
         )
 
-    def solution(self, plan: AnyPlan, *, least_budget_bytes: int, **details: Any) -> Solution:
+    def solution(self, plan: BlockPlan, *, least_budget_bytes: int, **details: Any) -> Solution:
         """Return ``plan`` with all that is predicted of it."""
         return Solution(
             plan=plan,
@@ -198,7 +198,7 @@ class Solution:
         details: Whatever else the planner has to say: bounds, gaps, numbers of candidates.
     """
 
-    plan: AnyPlan
+    plan: BlockPlan
     size: Size
     predicted_peak_bytes: int
     need_bytes: int
@@ -231,7 +231,7 @@ class Solution:
         """
         try:
             return cls(
-                plan=plan_from_json(data["plan"]),
+                plan=block_plan_from_json(data["plan"]),
                 size=tuple(int(x) for x in data["size"]),
                 predicted_peak_bytes=int(data["predicted_peak_bytes"]),
                 need_bytes=int(data["need_bytes"]),
@@ -419,7 +419,7 @@ class Static(Bound):
                 peak = solution.predicted_peak_bytes
         return Decision(solution.plan, predicted_peak_bytes=peak)
 
-    def rescue(self) -> AnyPlan | None:
+    def rescue(self) -> BlockPlan | None:
         """Return what to repeat a step with that ran out of memory: the plan that needs least.
 
         None where nothing was profiled: then every block is recomputed.

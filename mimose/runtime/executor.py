@@ -12,12 +12,14 @@ import torch
 from torch import nn
 
 from mimose.devices.base import Device
+from mimose.eviction import Eviction
 from mimose.plan import Plan
 from mimose.records import Collected
 from mimose.runtime.blocks import BlockModule
 from mimose.runtime.calls import CallOrder, Key
 from mimose.runtime.cores import SUPPORTED
 from mimose.runtime.dataflow import DataFlow, FlowRecorder, has_foreign_hooks, tensors_in
+from mimose.runtime.evicting import Evictions
 from mimose.runtime.program import Program
 from mimose.runtime.regions import FlowChanged
 from mimose.runtime.rerun import StepState
@@ -25,7 +27,7 @@ from mimose.runtime.run import Run
 from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
 from mimose.runtime.wrappers import BlockForward, ModelForward, Switch
-from mimose.schedule import AnyPlan
+from mimose.schedule import AnyPlan, BlockPlan
 
 _FLAGS = ("output_hidden_states", "output_attentions")
 
@@ -45,6 +47,7 @@ class Executor:
         free: Blocks that save nothing for backward.
         keep_only: Blocks that must not run twice.
         cores: Blocks of which the attention core alone can run again; None until it was tried.
+        evictions: What carries out a tensor-level policy.
         version: Rises whenever one of these facts changes.
     """
 
@@ -55,6 +58,7 @@ class Executor:
         blocks: Sequence[BlockModule],
         on_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
         after_forward: Callable[[], None] | None = None,
+        budget_bytes: int | None = None,
     ) -> None:
         """Wrap the ``forward`` of the model and of its blocks.
 
@@ -65,6 +69,7 @@ class Executor:
             on_forward: Called with the model's arguments at the start of a forward pass in
                 training for which :meth:`begin` has not been called; expected to call it.
             after_forward: Called at the end of each forward pass that carried a plan out.
+            budget_bytes: Bound on reserved bytes, which a tensor-level policy heeds.
         """
         self.version = 0
         self.block_names: tuple[str, ...] = ()
@@ -74,6 +79,7 @@ class Executor:
         self.free: frozenset[int] = frozenset()
         self.keep_only: frozenset[int] = frozenset()
         self.cores: frozenset[int] | None = None
+        self.evictions = Evictions(model, device, budget_bytes)
         self._model = model
         self._device = device
         self._on_forward = on_forward
@@ -109,10 +115,11 @@ class Executor:
         """Set what the model's next forward pass carries out.
 
         Args:
-            plan: The plan; blocks that it does not cover are kept. A schedule that comes to a tree
-                is carried out as that tree; where it cannot be carried out (the data flow is not
-                known yet, or the model has other blocks), each block that it does not keep from its
-                first run on is recomputed on its own.
+            plan: The plan; blocks that it does not cover are kept. An eviction is in force from the
+                forward pass on until :attr:`evictions` is told to stop. A schedule that comes to a
+                tree is carried out as that tree; where it cannot be carried out (the data flow is
+                not known yet, or the model has other blocks), each block that it does not keep from
+                its first run on is recomputed on its own.
             collect: Recompute every block, whatever the plan says, and run each once more to
                 measure it, unless the collector has found that it cannot.
             count: Count FLOPs while collecting, which takes time of its own, wherever
@@ -121,6 +128,7 @@ class Executor:
         if self._collector is not None:
             self._collector.close()
         self._collector = None
+        self.evictions.forget()
         if collect and self._measurable:
             self._collector = Collector(self._device, self._largest_gradient(), count=count)
         self._armed = (plan, collect)
@@ -154,10 +162,15 @@ class Executor:
         return collector.collected(numbers.__getitem__)
 
     def detach(self) -> None:
-        """Restore the model exactly; whatever is still in flight finishes as it was planned."""
+        """Restore the model exactly; whatever is still in flight finishes as it was planned.
+
+        Raises:
+            torch.OutOfMemoryError: If a tensor-level policy has evicted more than fits.
+        """
         self._model_wrapper.remove()
         for wrapper in self._wrappers:
             wrapper.remove()
+        self.evictions.stop()
 
     def run_forward(
         self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -175,14 +188,41 @@ class Executor:
         armed, self._armed = self._armed, None
         if armed is None:
             return inner(*args, **kwargs)
-        output = self._carry_out(*armed, inner, args, kwargs)
+        plan, collect = armed
+        if isinstance(plan, Eviction):
+            output = self._evict(plan, inner, args, kwargs)
+        else:
+            output = self._carry_out(plan, collect, inner, args, kwargs)
         if self._after_forward is not None:
             self._after_forward()
         return output
 
+    def _evict(
+        self,
+        policy: Eviction,
+        inner: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the forward pass under a policy, which stays in force for the backward pass.
+
+        The blocks run as they are, and so nothing is learned of them.
+        """
+        if self._takes_use_cache:
+            kwargs = {**kwargs, "use_cache": False}
+        try:
+            self.evictions.start(policy, args, kwargs)
+            with self._caches_off():
+                output = inner(*args, **kwargs)
+        except BaseException:
+            self.evictions.abandon()
+            raise
+        self._effective = policy
+        return output
+
     def _carry_out(
         self,
-        asked: AnyPlan,
+        asked: BlockPlan,
         collect: bool,
         inner: Callable[..., Any],
         args: tuple[Any, ...],
@@ -250,7 +290,7 @@ class Executor:
             self._check_cores(run)
         return output
 
-    def _translated(self, asked: AnyPlan) -> tuple[Program | None, Plan]:
+    def _translated(self, asked: BlockPlan) -> tuple[Program | None, Plan]:
         """Return a schedule that is no tree, ready to be carried out, and a plan to take for it."""
         if isinstance(asked, Plan):
             return None, asked

@@ -66,6 +66,7 @@ class OpenStep:
         decision = self.decision
         collected = executor.collected() if decision.collect and not self.retried else None
         collecting = 0.0 if collected is None else collected.collector_seconds
+        evicted = executor.evictions.figures
         between = device.seconds_between
         forwarded = self.forwarded if self.forwarded is not None else self.planned
         backward_done = self.backward_done if self.backward_done is not None else self.optimized
@@ -85,4 +86,5 @@ class OpenStep:
             collector_seconds=collecting,
             estimator_seconds=self.estimator_seconds,
             scheduler_seconds=self.scheduler_seconds,
+            extra={} if evicted is None else evicted.extra(),
         )

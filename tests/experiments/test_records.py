@@ -7,6 +7,7 @@ import threading
 import pyarrow.parquet as pq
 import pytest
 
+from mimose.eviction import COLUMNS, Eviction, EvictionFigures
 from mimose.plan import Plan
 from mimose.records import BlockSample, Collected, Situation, StepRecord
 from mimose_bench.experiments import records
@@ -53,7 +54,11 @@ def create(parent, **info):
 
 
 def test_the_columns_are_those_of_the_contract_in_their_order():
-    more = "wait_seconds weight decoder_length image_pixels model_flops hardware_flops"
+    more = (
+        "wait_seconds weight decoder_length image_pixels model_flops hardware_flops "
+        "num_rematerializations eviction_maintenance_seconds eviction_overhead_seconds "
+        "swap_wait_seconds"
+    )
     assert " ".join(STEPS.names) == f"{DESIGN_COLUMNS} {more}"
     assert " ".join(BLOCKS.names) == (
         "step input_size block activation_bytes output_bytes forward_seconds valid"
@@ -69,6 +74,17 @@ def test_a_step_becomes_a_row():
     assert row["num_alloc_retries"] == 2
     assert row["cache_hit"] is False
     assert row["recompute_seconds"] is None
+
+
+def test_a_step_under_a_tensor_level_policy_becomes_a_row():
+    figures = EvictionFigures(num_evictions=3, num_rematerializations=2, search_seconds=0.5)
+    row = make_row(plan=Eviction(system="dtr"), collected=None, extra=figures.extra())
+    assert row["plan"].startswith("evict h_DTR_eq")
+    assert (row["num_recomputed"], row["num_evictions"], row["num_rematerializations"]) == (0, 3, 2)
+    assert row["eviction_search_seconds"] == 0.5
+    assert row["swap_wait_seconds"] == 0.0
+    assert set(COLUMNS) <= set(row)
+    assert to_table([row], STEPS).num_rows == 1
 
 
 def test_a_batch_refused_before_it_started_counts_as_out_of_memory():

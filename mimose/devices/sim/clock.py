@@ -1,7 +1,8 @@
-"""The clock of a simulated GPU: a host that runs ahead of a stream, and a second stream for copies.
+"""The clock of a simulated GPU: a host that runs ahead of a stream, and two streams for copies.
 
 As with CUDA, the host submits operators and goes on; the stream runs one kernel after another; a
-synchronisation lets the host wait for it.
+synchronisation lets the host wait for it. Copies to the host and from it run beside each other, as
+a GPU has an engine for either and PCIe both directions.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ from collections.abc import Callable, Iterable
 
 # Entries of a log are three numbers: host and device seconds, and a position. What the first one is
 # when the entry is no kernel:
-_SYNCHRONIZE, _COPY, _WAIT_FOR_COPIES, _COPIES_WAIT = -1.0, -2.0, -3.0, -4.0
+_SYNCHRONIZE, _COPY, _WAIT_FOR_COPIES, _COPIES_WAIT, _COPY_IN = -1.0, -2.0, -3.0, -4.0, -5.0
 
 
 class Clock:
-    """Three timelines, in seconds since the device was opened.
+    """Four timelines, in seconds since the device was opened.
 
     Attributes:
         host: When the host is done with what it has been given.
         device: When the compute stream is.
-        copies: When the copy stream is.
+        copies: When the stream of copies is, those to the host and those in no hurry.
+        copies_in: When the stream of copies from the host is.
+        repeatable: Whether what was logged last can be replayed.
     """
 
     def __init__(self, synchronize_seconds: float, launch_seconds: float) -> None:
-        self.host = self.device = self.copies = 0.0
+        self.host = self.device = self.copies = self.copies_in = 0.0
+        self.repeatable = True
         self._synchronize_seconds = synchronize_seconds
         self._launch_seconds = launch_seconds
         self._log: array[float] | None = None
@@ -44,25 +48,46 @@ class Clock:
         self.host += seconds
 
     def synchronize(self) -> None:
-        """Let the host wait for both streams."""
+        """Let the host wait for all streams."""
         self._note(_SYNCHRONIZE, 0.0)
-        self.host = max(self.host, self.device, self.copies) + self._synchronize_seconds
+        last = max(self.host, self.device, self.copies, self.copies_in)
+        self.host = last + self._synchronize_seconds
 
-    def copy(self, seconds: float) -> None:
-        """Submit a copy between host and device to the copy stream."""
-        self._note(_COPY, seconds)
+    def copy(self, seconds: float, *, incoming: bool = False) -> float:
+        """Submit a copy between host and device to a stream of copies; return when it will be done.
+
+        Args:
+            seconds: What it takes.
+            incoming: It comes from the host, and has the stream for those.
+        """
+        self._note(_COPY_IN if incoming else _COPY, seconds)
         self.host += self._launch_seconds
+        if incoming:
+            self.copies_in = max(self.copies_in, self.host) + seconds
+            return self.copies_in
         self.copies = max(self.copies, self.host) + seconds
+        return self.copies
 
     def wait_for_copies(self) -> None:
         """Let the compute stream wait for the copies submitted so far."""
         self._note(_WAIT_FOR_COPIES, 0.0)
-        self.device = max(self.device, self.copies)
+        self.device = max(self.device, self.copies, self.copies_in)
+
+    def wait_until(self, moment: float) -> float:
+        """Let the compute stream wait for one copy, by when that is done; return for how long.
+
+        A step that does so is not repeatable: its moments are its own.
+        """
+        self.repeatable = False
+        waited = max(0.0, moment - self.now())
+        self.device = max(self.device, moment)
+        return waited
 
     def let_copies_wait(self) -> None:
-        """Let the copy stream wait for the kernels submitted so far."""
+        """Let the streams of copies wait for the kernels submitted so far."""
         self._note(_COPIES_WAIT, 0.0)
         self.copies = max(self.copies, self.device)
+        self.copies_in = max(self.copies_in, self.device)
 
     def now(self) -> float:
         """Return when all that the compute stream was given is done, as an event tells."""
@@ -78,6 +103,7 @@ class Clock:
         """
         self._log = array("d")
         self._position = position
+        self.repeatable = True
         return self._log
 
     def stop_log(self) -> None:
@@ -105,8 +131,8 @@ class Clock:
     def _repeat(self, kind: float, seconds: float) -> None:
         if kind == _SYNCHRONIZE:
             self.synchronize()
-        elif kind == _COPY:
-            self.copy(seconds)
+        elif kind in (_COPY, _COPY_IN):
+            self.copy(seconds, incoming=kind == _COPY_IN)
         elif kind == _WAIT_FOR_COPIES:
             self.wait_for_copies()
         else:

@@ -126,6 +126,8 @@ class SimDevice(ModelledDevice):
             + work.estimates * price["estimate"]
             + work.candidates * price["candidate"]
             + work.updates * price["update"]
+            + work.evaluations * price["evaluation"]
+            + work.metadata * price["metadata"]
         )
         self.clock.work(seconds)
         return seconds
@@ -183,6 +185,19 @@ class SimDevice(ModelledDevice):
     def wait_for_copies(self) -> None:
         """Let kernels from here on wait for the copies so far."""
         self.clock.wait_for_copies()
+
+    def start_copy(self, num_bytes: int, *, incoming: bool) -> float:
+        """Copy pinned memory to the host, or from it if ``incoming``, beside the kernels to come.
+
+        It starts once the kernels before it are done, and the copies before it that go the same
+        way. Returns what :meth:`wait_for_copy` takes.
+        """
+        self.clock.let_copies_wait()
+        return self.clock.copy(num_bytes / self.gpu.copy_bandwidth, incoming=incoming)
+
+    def wait_for_copy(self, copy: float) -> float:
+        """Let kernels from here on wait for one copy; return the seconds that they do."""
+        return self.clock.wait_until(copy)
 
     @contextlib.contextmanager
     def host_memory(self) -> Iterator[None]:

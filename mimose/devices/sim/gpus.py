@@ -44,8 +44,12 @@ ALIASES = {
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 """What matrix products are computed in."""
 
-WORK_UNITS = ("lookup", "estimate", "candidate", "update")
+WORK_UNITS = ("lookup", "estimate", "candidate", "update", "evaluation", "metadata")
 """Units of planning work, priced in ``host_unit_seconds``; see :class:`mimose.records.Work`."""
+
+ASSUMED_EVICTION_SECONDS = {"evaluation": 0.2e-6, "metadata": 0.2e-6}
+"""Prices of the units of tensor-level eviction that no measurement stands behind: the order of a
+runtime in C++, as DTR's original is, which Python on this host would not tell."""
 
 _FOLDER = Path(__file__).parent / "gpus"
 

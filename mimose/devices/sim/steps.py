@@ -30,7 +30,9 @@ class StepLog:
     def __init__(self, library: Any, clock: Clock, reads: list[Any]) -> None:
         self.closed = False
         self.reads = reads
+        self._repeatable = False
         self._library = library
+        self._clock = clock
         self._log = log = library.mimose_log_new()
         self._times: array[float] = clock.start_log(lambda: library.mimose_log_size(log))
         self._ends: list[tuple[int, int]] = [(0, 0)]
@@ -44,7 +46,8 @@ class StepLog:
     @property
     def replayable(self) -> bool:
         """Whether the step may be replayed."""
-        return self.closed and all(isinstance(read, bool) for read in self.reads)
+        reads_nothing = all(isinstance(read, bool) for read in self.reads)
+        return self.closed and self._repeatable and reads_nothing
 
     def start(self, model: int) -> None:
         """Log the allocations of the C++ model at ``model`` from here on."""
@@ -53,6 +56,7 @@ class StepLog:
     def stop(self, model: int) -> None:
         """Stop logging and end the last part."""
         self.closed = bool(self._library.mimose_log_stop(model))
+        self._repeatable = self._clock.repeatable
         self.cut()
 
     def cut(self) -> None:

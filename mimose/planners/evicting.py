@@ -1,0 +1,77 @@
+"""What DTR and DELTA share: one policy for every step, and the options that set it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from mimose.eviction import Eviction
+from mimose.planners.constant import Constant
+from mimose.planners.options import number, one_of, share_or_bytes, switch
+from mimose.records import Decision, Situation, Size
+from mimose.units import format_bytes
+
+_TRIGGERS = {"threshold": "before", "before": "before", "after": "after", "oom": "oom"}
+
+
+class Evicting(Constant):
+    """Decides on one :class:`mimose.eviction.Eviction` for every size.
+
+    A step of theirs that runs out of memory is not repeated with blocks recomputed: like the
+    baseline's, that is the result.
+    """
+
+    rescued: ClassVar[bool] = False
+
+    def __init__(self, policy: Eviction, reserve: int | float | str) -> None:
+        super().__init__()
+        self._policy = policy
+        self._reserve = share_or_bytes("reserve", reserve)
+
+    def plan(self, size: Size, situation: Situation) -> Decision:
+        """Return the policy; without a budget it evicts nothing.
+
+        Raises:
+            ValueError: If the reserve leaves nothing of the budget.
+        """
+        budget = self.info.budget_bytes
+        if budget is None:
+            return Decision(self._policy)
+        reserve = self._reserve(budget)
+        if reserve >= budget:
+            raise ValueError(
+                f"a reserve of {format_bytes(reserve)} leaves nothing of a budget of "
+                f"{format_bytes(budget)}: give a smaller reserve or a larger budget"
+            )
+        return Decision(replace(self._policy, reserve_bytes=reserve))
+
+
+def policy(
+    system: str,
+    *,
+    sampling: bool | str,
+    ignore_small: bool | str,
+    trigger: str,
+    synchronous: bool | str,
+    thrash_limit: float | str | None,
+    **own: object,
+) -> Eviction:
+    """Return the policy that a planner's options, which may be text, describe.
+
+    Raises:
+        ValueError: If one is none of its values.
+    """
+    limit = thrash_limit
+    if limit is not None and str(limit).strip().lower() != "none":
+        limit = number("thrash_limit", limit, 1.0, above=True)
+    else:
+        limit = None
+    return Eviction(
+        system=system,  # type: ignore[arg-type]  # it checks these values itself
+        sampling=switch("sampling", sampling),
+        ignore_small=switch("ignore_small", ignore_small),
+        trigger=_TRIGGERS[one_of("trigger", trigger, tuple(_TRIGGERS))],  # type: ignore[arg-type]
+        synchronous=switch("synchronous", synchronous),
+        thrash_limit=limit,
+        **own,  # type: ignore[arg-type]
+    )

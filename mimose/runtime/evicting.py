@@ -1,0 +1,141 @@
+"""Steps under a tensor-level policy: when the eviction runtime is switched on and off.
+
+It is on from the model's forward pass to the optimizer's step. The runtime itself is
+:mod:`mimose.runtime.eviction`, which is loaded by the first such step: it compiles a library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from mimose.devices.base import Device
+from mimose.eviction import Eviction, EvictionFigures
+from mimose.runtime.eviction.engine import NoRoom
+from mimose.units import format_bytes
+
+
+class NoRoomError(torch.OutOfMemoryError):
+    """Nothing is left to evict, and the policy's own budget would be exceeded all the same."""
+
+    @classmethod
+    def of(cls, error: NoRoom, settings: Eviction, operator: str | None = None) -> NoRoomError:
+        """Return the engine's finding as PyTorch's own error, in a sentence.
+
+        Args:
+            error: What the engine found.
+            settings: The policy.
+            operator: What was to run; None if what is still in use was to be restored.
+        """
+        taken, held = error.usage - error.locked_bytes, error.locked_bytes
+        who = f"operator {operator}" if operator else "restoring what is still in use"
+        text = f"{who} needs {format_bytes(error.need, up=True)}"
+        text += f" beside its arguments of {format_bytes(held, up=True)}" if held else ""
+        text += (
+            f", and parameters, gradients and other tensors that cannot be evicted take "
+            f"{format_bytes(taken, up=True)}, together more than the "
+            f"{format_bytes(error.budget)} that {settings.system} has for itself"
+        )
+        if settings.reserve_bytes:
+            total = error.budget + settings.reserve_bytes
+            text += (
+                f" (a budget of {format_bytes(total)} less a reserve of "
+                f"{format_bytes(settings.reserve_bytes)}): give a larger budget or a smaller "
+                "reserve"
+            )
+        else:
+            text += ": give a larger budget"
+        return cls(text)
+
+
+class Runtime(Protocol):
+    """What is used of :class:`mimose.runtime.eviction.live.EvictionRuntime`."""
+
+    active: bool
+
+    def start(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Begin a step."""
+
+    def stop(self) -> EvictionFigures:
+        """End it, with everything that is still in use restored."""
+
+    def abandon(self) -> None:
+        """Give it up, with nothing restored."""
+
+
+class Evictions:
+    """The eviction runtime of one model; it learns operators' sizes and costs, so it is kept.
+
+    Args:
+        model: The model.
+        device: What memory and time are read from.
+        budget_bytes: Bound on reserved bytes, or None.
+        make: Makes the runtime.
+
+    Attributes:
+        figures: What the policy did in the last step that ended; None if none did since
+            :meth:`forget`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: Device,
+        budget_bytes: int | None,
+        make: Callable[[Device, Eviction, int | None], Runtime] | None = None,
+    ) -> None:
+        self.figures: EvictionFigures | None = None
+        self._model = model
+        self._device = device
+        self._budget_bytes = budget_bytes
+        self._make = make or _live
+        self._settings: Eviction | None = None
+        self._runtime: Runtime | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether a step is under way."""
+        return self._runtime is not None and self._runtime.active
+
+    def forget(self) -> None:
+        """Give up a step that is still under way, and let go of the last one's figures."""
+        self.abandon()
+        self.figures = None
+
+    def start(self, settings: Eviction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Begin a step; its forward pass comes next."""
+        if self._runtime is None or settings != self._settings:
+            self._runtime = self._make(self._device, settings, self._budget_bytes)
+            self._settings = settings
+        self._runtime.start(self._model, args, kwargs)
+
+    def stop(self) -> None:
+        """End a step that is under way: what is still in use is resident again.
+
+        Raises:
+            torch.OutOfMemoryError: If not all of it fits.
+            Thrashing: If restoring it takes too long.
+        """
+        if self._runtime is None or not self._runtime.active:
+            return
+        try:
+            self.figures = self._runtime.stop()
+        except BaseException as error:
+            self.abandon()
+            if isinstance(error, NoRoom) and self._settings is not None:
+                raise NoRoomError.of(error, self._settings) from None
+            raise
+
+    def abandon(self) -> None:
+        """Give up a step that is under way: what was evicted is lost."""
+        if self._runtime is not None and self._runtime.active:
+            self._runtime.abandon()
+
+
+def _live(device: Device, settings: Eviction, budget_bytes: int | None) -> Runtime:
+    from mimose.runtime.eviction.live import EvictionRuntime
+
+    return EvictionRuntime(device, settings, budget_bytes)

@@ -1,0 +1,169 @@
+"""DELTA: which storages are released, and whether each is recomputed or swapped to the host.
+
+DELTA (arXiv 2203.15980; ACM TACO 2024, doi 10.1145/3689338) has a *filter* that chooses what to
+release, and a *director* that chooses how. It publishes no formulas; these are this project's, and
+docs/planners.md gives the reasons. With ``m`` a storage's bytes and ``s`` its staleness:
+
+* Cost of recomputing: that of its own operators and of the missing ones around it, by components
+  as in h_DTR_eq. What lies on the host is not missing.
+* Cost of swapping: what cannot be hidden behind the operators. On the way out that is the time
+  until its copy is whole, nothing if it is already; on the way in, what is left of its transfer,
+  and of all that comes back before it, after the time until its next use.
+* The filter ``base`` releases the least of (the lesser cost) ``/ (m s)``, ``lru`` the least recently
+  used and ``greedy`` the largest. The director takes the lesser cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import Literal
+
+from mimose.runtime.eviction.copies import Copies
+from mimose.runtime.eviction.graph import Storage
+from mimose.runtime.eviction.heuristics import DtrEq
+from mimose.runtime.eviction.pool import Pool
+from mimose.runtime.eviction.uses import Uses
+
+Actions = Literal["recompute", "swap", "both"]
+Filter = Literal["base", "lru", "greedy"]
+
+_YOUNG = 16
+"""Of so many storages made last, most are temporary: they would be gone before they are copied."""
+
+
+class Delta(DtrEq):
+    """Filter and director.
+
+    Args:
+        copies: The copies on the host, and what they cost. None where ``actions`` is ``recompute``.
+        uses: When storages are used next; likewise.
+        filter: ``base``, ``lru`` or ``greedy``.
+        actions: What may be done with a storage: ``recompute``, ``swap`` or ``both``.
+        prefetch: Whether swapped storages are brought back ahead of their use.
+        sampling: Look at about ``2 sqrt(n)`` of the ``n`` candidates only.
+        seed: For sampling.
+    """
+
+    def __init__(
+        self,
+        copies: Copies | None,
+        uses: Uses | None,
+        *,
+        filter: Filter = "base",
+        actions: Actions = "both",
+        prefetch: bool = True,
+        sampling: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(sampling=sampling, seed=seed)
+        self._copies = copies
+        self._uses = uses
+        self._filter = filter
+        self._actions = actions
+        self._prefetch = prefetch
+        self._now = 0.0
+        # Components say what recomputing costs: of no use where that is never done.
+        self.watches = actions != "swap"
+
+    # -- filter
+
+    def choose(self, pool: Pool, now: float) -> Storage | None:
+        """Return the storage to release."""
+        self._now = now
+        return super().choose(pool, now)
+
+    def evaluate(self, storage: Storage, now: float) -> float:
+        """Return what it is worth to keep a storage."""
+        if self._filter == "lru":
+            return storage.accessed
+        if self._filter == "greedy":
+            return 1 / storage.size if storage.size > 0 else inf
+        scale = storage.size * (now - storage.accessed)
+        return self.cost(storage, now) / scale if scale > 0 else inf
+
+    def cost(self, storage: Storage, now: float) -> float:
+        """Return what it costs to release a storage and get it back, in seconds."""
+        if self._actions == "recompute":
+            return self.recompute_seconds(storage)
+        swap = self.swap_seconds(storage, now)
+        return swap if self._actions == "swap" else min(swap, self.recompute_seconds(storage))
+
+    # -- director
+
+    def action(self, storage: Storage) -> Literal["drop", "swap"]:
+        """Return how the storage chosen last is to go."""
+        if self._actions == "recompute":
+            return "drop"
+        if self._actions == "swap":
+            return "swap"
+        swap = self.swap_seconds(storage, self._now)
+        return "swap" if swap <= self.recompute_seconds(storage) else "drop"
+
+    def recompute_seconds(self, storage: Storage) -> float:
+        """Return what computing a storage again takes, with what is missing around it."""
+        cost = storage.cost
+        roots = set()
+        for neighbour in self._missing(storage):
+            root = self._root(neighbour.component)
+            if root not in roots:
+                roots.add(root)
+                cost += root.cost
+        return cost
+
+    def swap_seconds(self, storage: Storage, now: float) -> float:
+        """Return how long operators would wait for a storage that is swapped out now."""
+        assert self._copies is not None
+        return self._copies.seconds_out(storage, now) + self.seconds_in(storage, now)
+
+    def seconds_in(self, storage: Storage, now: float) -> float:
+        """Return how long operators would wait for a storage on its way back.
+
+        All that is away is taken to come back before it. At the least it costs its submission.
+        """
+        assert self._copies is not None
+        assert self._uses is not None
+        copies = self._copies
+        own = copies.seconds(storage.size)
+        if not self._prefetch:
+            return own
+        before = copies.away_bytes / copies.channel.bandwidth
+        late = before + own - self._uses.seconds_until(storage, now)
+        return max(copies.channel.latency, min(own, late))
+
+    # -- copying ahead
+
+    def next_to_copy(self, pool: Pool, now: float) -> Storage | None:
+        """Return the storage whose copy on the host will be of most use, if any is of use.
+
+        Copies are made ahead so that memory is free at once when it is needed, at no cost if the
+        stream of copies would be idle otherwise. So it gets what nothing else is good for: ``base``
+        takes the most of (cost of recomputing) ``s / m``, as long as the way in is expected to be
+        hidden better than that; the others, what they would release next.
+        """
+        candidates: Iterable[Storage] = pool.sample(self.random) if self.sampling else pool
+        most, chosen, count = 0.0, None, 0
+        for storage in candidates:
+            count += 1
+            gain = self._gain(storage, now)
+            if gain > most:
+                most, chosen = gain, storage
+        self.stats.evaluations += count
+        self.stats.accesses += count
+        return chosen
+
+    def _gain(self, storage: Storage, now: float) -> float:
+        copies, uses = self._copies, self._uses
+        assert copies is not None
+        assert uses is not None
+        if copies.has(storage) or uses.age(storage) < _YOUNG or storage.size <= 0:
+            return 0.0
+        if uses.seconds_until(storage, now) < 2 * copies.seconds(storage.size):
+            return 0.0  # It would be back before it has saved anything.
+        stale = now - storage.accessed
+        if self._filter == "greedy":
+            return storage.size
+        if self._filter == "lru" or self._actions == "swap":
+            return stale
+        recompute = self.recompute_seconds(storage)
+        return recompute * stale / storage.size if self.seconds_in(storage, now) < recompute else 0.0

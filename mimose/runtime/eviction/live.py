@@ -1,0 +1,687 @@
+"""Tensor-level eviction under a real training step: any model, forward and backward.
+
+A dispatch mode sees every operator of both passes. Before one runs, its arguments are brought back
+and room is made for what it needs; afterwards its outputs are entered as storages that may be
+evicted. Tensors are plain ones throughout: evicting takes the memory out of a live storage and
+rematerialising puts memory in again, which all views and all that autograd saved then see at once.
+
+* A storage is one engine storage with one tensor; views are not operators here.
+* An operator that changes a storage makes a new *version* of it. The earlier one has lost its data
+  and can be made again, in a storage of the runtime's own.
+* What comes from outside of the step (parameters, buffers, inputs, gradients that exist) is
+  constant. If it is changed in place while recorded operators depend on it, they keep a copy.
+* What cannot be replayed stays where it is: the storages are pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from mimose.devices.base import Device
+from mimose.eviction import Eviction, EvictionFigures
+from mimose.records import Work
+from mimose.runtime.evicting import NoRoomError
+from mimose.runtime.eviction.backend import TorchBackend, Vanished, as_in_dispatch, copied
+from mimose.runtime.eviction.channels import channel_of
+from mimose.runtime.eviction.copies import Copies
+from mimose.runtime.eviction.delta import Delta
+from mimose.runtime.eviction.engine import Engine, NoRoom, Output, Policy
+from mimose.runtime.eviction.graph import Storage, Tensor
+from mimose.runtime.eviction.heuristics import (
+    AtRandom,
+    Dtr,
+    DtrEq,
+    DtrLocal,
+    Heuristic,
+    Largest,
+    Lru,
+    Msps,
+)
+from mimose.runtime.eviction.known import Holder, KnownStorages
+from mimose.runtime.eviction.lineage import PLAIN, Place, Recipe, Traits, tensors_returned
+from mimose.runtime.eviction.modes import OperatorMode
+from mimose.runtime.eviction.shapes import Needs, foresight_of, rounded
+from mimose.runtime.eviction.storages import mover_for
+from mimose.runtime.eviction.swapping import Swapper
+from mimose.runtime.eviction.timing import timer_for
+from mimose.runtime.eviction.usage import usage_of
+from mimose.runtime.eviction.uses import Uses
+
+_MOST_SHIELDED = 1 << 20
+"""Bytes of a constant without gradient up to which operators that run again get a copy of it."""
+
+
+class _Unseen(Exception):  # noqa: N818 - a kind of operator, not a fault
+    """An operator has a tensor without a plain storage."""
+
+
+class EvictionRuntime:
+    """Keeps training steps within a budget by evicting storages; one per model, for all its steps.
+
+    It remembers what operators need and cost from one step to the next.
+
+    Args:
+        device: The device that the model is on.
+        settings: What is evicted, and when.
+        budget_bytes: Bound on the device's memory, of which ``settings`` keep a reserve; None for
+            no limit, with which nothing is ever evicted.
+
+    Attributes:
+        active: Whether a step is under way.
+        num_pinned: Storages of the last step that could not be evicted, since something that cannot
+            be replayed made, changed or took them.
+
+    Raises:
+        ValueError: If the library that moves storages cannot be compiled.
+    """
+
+    def __init__(self, device: Device, settings: Eviction, budget_bytes: int | None) -> None:
+        self.active = False
+        self.num_pinned = 0
+        self._device = device
+        self._kind = device.kind
+        self._settings = settings
+        self._timer = timer_for(device, settings.synchronous)
+        self._usage = usage_of(device)
+        self._backend = TorchBackend(
+            device,
+            mover_for(device.torch_device),
+            self._timer,
+            self._usage.now,
+            self._usage.changed,
+        )
+        swaps = settings.actions != "recompute" and budget_bytes is not None
+        self._copies = self._backend.copies = Copies(channel_of(device)) if swaps else None
+        uses = Uses() if swaps else None
+        policy = policy_of(settings, self._copies, uses)
+        self._engine = self._backend.engine = Engine(
+            self._backend,
+            policy,
+            settings.own_budget(budget_bytes),
+            trigger=settings.trigger,
+            ignore_small=settings.ignore_small,
+            thrash_limit=settings.thrash_limit,
+        )
+        self._swapper: Swapper | None = None
+        if self._copies is not None and uses is not None and isinstance(policy, Delta):
+            self._swapper = Swapper(
+                self._engine,
+                policy,
+                self._copies,
+                uses,
+                self._backend.start_copy,
+                prefetch=settings.prefetch,
+            )
+        self._limited = budget_bytes is not None
+        self._measures = self._limited and settings.trigger == "before"
+        self._insists = settings.trigger == "oom"
+        self._charges = device.kind == "sim"
+        self._known = KnownStorages()
+        self._needs = Needs(foresight_of(device))
+        self._traits: dict[Any, Traits] = {}
+        self._mode = OperatorMode(self._dispatch)
+        self._buffers: set[int] = set()
+        self._serial = 0
+        self._seconds = self._bare_seconds = 0.0
+        self._charged = (0, 0)
+        self._charged_seconds = [0.0, 0.0]
+
+    # -- a step
+
+    def start(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Begin a step: from here on every operator of this thread is seen.
+
+        Does nothing but take note of the model's buffers if a step is under way: it goes on.
+
+        Args:
+            model: The model. Whatever exists by now is constant, its parameters among it.
+            args: What its forward pass gets.
+            kwargs: Likewise, by name.
+        """
+        self._buffers = {
+            part.untyped_storage()._cdata for b in model.buffers() for part in _parts(b)
+        }
+        if self.active:
+            return
+        engine = self._engine
+        engine.expected_cost = max(engine.expected_cost, engine.stats.operator_cost)
+        engine.begin()
+        self._backend.begin()
+        self._usage.begin()
+        if self._swapper is not None:
+            self._swapper.begin()
+        self.num_pinned = 0
+        self._seconds = self._bare_seconds = 0.0
+        self._charged = (0, 0)
+        self._charged_seconds = [0.0, 0.0]
+        self._mode.push()
+        self.active = True
+
+    def stop(self) -> EvictionFigures:
+        """End the step: every live tensor that was evicted is restored, all else is forgotten.
+
+        Raises:
+            NoRoom: If the live tensors do not fit together; the step can only be abandoned then.
+            Thrashing: If computing them again costs too much; likewise.
+        """
+        begun = perf_counter()
+        self._mode.passive = True
+        with as_in_dispatch():
+            self._restore()
+            if self._swapper is not None:
+                self._swapper.end()
+        self._charge()
+        self._seconds += perf_counter() - begun
+        figures = self._figures()
+        self._end()
+        return figures
+
+    def abandon(self) -> None:
+        """Give the step up, after an error or on purpose.
+
+        What the runtime owns is freed. Nothing is restored: tensors of the step that are still
+        referred to and were evicted stay without data, and reading them is an error. Gradients made
+        in this step may be among them.
+        """
+        if self._swapper is not None:
+            self._swapper.abandon()
+        self._end()
+
+    def _end(self) -> None:
+        self.active = False
+        self._mode.remove()
+        self._known.forget()
+        for storage in self._engine.storages:
+            # Storages, tensors and operators refer to one another: without the garbage collector.
+            for tensor in storage.tensors:
+                tensor.children.clear()
+                tensor.operator = None
+            storage.tensors.clear()
+            storage.data = None
+        self._engine.storages = []
+        self._engine.pool.clear()
+
+    def _restore(self) -> None:
+        """Bring back what is live, first keeping what is there."""
+        engine = self._engine
+        while True:
+            try:
+                self._bury()
+                live = [h.tensor for h in self._known.values() if not h.constant]
+                for tensor in live:
+                    if tensor.defined and tensor.storage.resident:
+                        engine.pin(tensor)
+                engine.fetch(live, pin=True)
+                return
+            except Vanished:
+                continue
+
+    def _figures(self) -> EvictionFigures:
+        stats, backend, copies = self._engine.stats, self._backend, self._copies
+        if copies is not None:
+            backend.swap_wait_seconds += copies.channel.waited_seconds()
+        if self._kind == "sim":
+            search, maintenance = self._charged_seconds
+            overhead = 0.0  # Of the machine that simulates, and not of the one simulated.
+        else:
+            search, maintenance = stats.search_seconds, stats.maintenance_seconds
+            others = self._bare_seconds + backend.rerun_wall_seconds + backend.swap_wait_seconds
+            overhead = max(0.0, self._seconds - others - search - maintenance)
+        return EvictionFigures(
+            num_evictions=stats.num_evictions + stats.num_swaps_out,
+            num_rematerializations=stats.num_rematerializations,
+            num_swaps_out=0 if copies is None else copies.num_out,
+            num_swaps_in=0 if copies is None else copies.num_in,
+            swapped_bytes=0 if copies is None else copies.moved_bytes,
+            num_operators=stats.num_operators,
+            operator_seconds=stats.operator_cost,
+            recompute_seconds=backend.rerun_seconds,
+            search_seconds=search,
+            maintenance_seconds=maintenance,
+            swap_wait_seconds=backend.swap_wait_seconds,
+            overhead_seconds=overhead,
+        )
+
+    # -- an operator
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator of the model."""
+        traits = self._traits.get(func)
+        if traits is None:
+            traits = self._traits[func] = Traits(func)
+        if traits.view:
+            return func(*args, **kwargs)
+        begun = perf_counter()
+        if self._known.dead:
+            self._bury()
+        self._serial += 1
+        holders: list[Holder] = []
+        try:
+            if traits.opaque:
+                return self._run_unseen(traits, func, args, kwargs)
+            try:
+                described = self._described(args, holders)
+                named = (
+                    {name: self._described((value,), holders)[0] for name, value in kwargs.items()}
+                    if kwargs
+                    else kwargs
+                )
+            except _Unseen:
+                return self._run_unseen(traits, func, args, kwargs)
+            return self._run(traits, func, args, kwargs, described, named, holders)
+        except NoRoom as error:
+            # Loops know how to go on after PyTorch's own error.
+            raise NoRoomError.of(error, self._settings, str(func)) from None
+        finally:
+            self._seconds += perf_counter() - begun
+
+    def _described(self, values: Any, holders: list[Holder]) -> tuple[Any, ...]:
+        """Return arguments with a place for each tensor, and add their holders to ``holders``."""
+        serial, known = self._serial, self._known
+        described: list[Any] = []
+        for value in values:
+            kind = type(value)
+            if kind in PLAIN:
+                try:
+                    storage = value.untyped_storage()
+                except NotImplementedError:  # Sparse, for one.
+                    raise _Unseen from None
+                dtype = value.dtype
+                if value.is_neg() or (dtype.is_complex and value.is_conj()):
+                    raise _Unseen
+                holder = known.get(storage._cdata)
+                if holder is None:
+                    holder = self._adopt(value, storage)
+                if holder.serial != serial:
+                    holder.serial = serial
+                    holder.place = len(holders)
+                    holders.append(holder)
+                described.append(
+                    Place(
+                        (holder.place, dtype, value.shape, value.stride(), value.storage_offset())
+                    )
+                )
+            elif kind is list or kind is tuple:
+                described.append(self._described(value, holders))
+            elif isinstance(value, torch.Tensor | torch.UntypedStorage | dict):
+                raise _Unseen
+            else:
+                described.append(value)
+        return tuple(described)
+
+    def _adopt(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Holder:
+        """Enter a storage that comes from outside of the step, as a constant."""
+        num_bytes, address = storage.nbytes(), storage._cdata
+        holder = self._constant(num_bytes)
+        holder.shielded = address in self._buffers or (
+            num_bytes <= _MOST_SHIELDED and not tensor.requires_grad
+        )
+        self._known.watch(storage, address, holder)
+        return holder
+
+    def _constant(self, num_bytes: int) -> Holder:
+        holder = Holder(self._engine.constant(rounded(num_bytes)), num_bytes)
+        holder.tensor.storage.data = holder
+        holder.constant = True
+        return holder
+
+    def _run(
+        self,
+        traits: Traits,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        described: tuple[Any, ...],
+        named: dict[str, Any],
+        holders: list[Holder],
+    ) -> Any:
+        engine, timer, needs = self._engine, self._timer, self._needs
+        parents = [holder.tensor for holder in holders]
+        written = traits.places_written(described, named) if traits.written else []
+        for place in written:
+            holder = holders[place]
+            if holder.constant and (traits.makes or holder.tensor.children):
+                self._preserve(holder)
+        signature: Any = None
+        need: int | None = 0
+        if self._limited:
+            signature = (func, described, tuple(named.items())) if named else (func, described)
+            try:
+                need = needs.get(signature)
+            except TypeError:  # An argument that cannot be hashed.
+                signature = need = None
+        self._request(parents)
+        try:
+            measures = need is None and self._measures
+            if need is None:
+                need = needs.work_out(traits, func, args, kwargs) if measures else 0
+            if need:
+                engine.make_room(need)
+            if self._charges:
+                self._charge()
+            if self._copies is not None:
+                self._await_copies(parents, [holders[place].tensor for place in written])
+            random = generator = None
+            if traits.random:
+                generator = kwargs.get("generator")
+                random = self._device.rng_state() if generator is None else generator.get_state()
+            before = self._device.mark().allocated if measures else 0
+            entered = perf_counter()
+            started = timer.start(signature)
+            if self._insists and not written:
+                output = self._insist(func, args, kwargs, random, generator)
+            else:
+                output = func(*args, **kwargs)
+            cost = timer.stop(started, signature)
+            self._bare_seconds += perf_counter() - entered
+        except BaseException:
+            engine.cancel(parents)
+            raise
+        if measures:
+            need = self._measured(before)
+            if signature is not None:
+                needs.learn(signature, need)
+        fresh, outputs, sources = self._outputs(traits, described, output)
+        changed = [holders[place] for place in written if not holders[place].constant]
+        version = None
+        if len(changed) == 1 and outputs is not None and not _resized(changed[0]):
+            # Of several, one that is run again would need them all: they stay as they are.
+            version = Holder(changed[0].tensor, changed[0].num_bytes)
+            fresh.append(version)
+            outputs.append((changed[0].tensor.storage.size, None))
+            sources.append(-1 - changed[0].place)
+        made: list[Tensor] = []
+        if outputs:
+            for parent in parents:
+                data: Holder = parent.storage.data
+                if data.constant and data.owned is None:
+                    data.owned = data.storage()  # It has to last as long as what is made from it.
+            spare = need - sum(size for size, _ in outputs)
+            recipe = Recipe(
+                func,
+                described,
+                named,
+                written,
+                sources,
+                traits.pointwise,
+                random,
+                generator,
+                spare if spare > 0 else 0,
+                signature,
+            )
+            made = engine.complete(parents, outputs, cost, recipe).outputs
+            for holder, tensor in zip(fresh, made):
+                holder.tensor = tensor
+                tensor.storage.data = holder
+        else:
+            engine.cancel(parents)
+            engine.stats.num_operators += 1
+            engine.stats.operator_cost += cost
+        if version is not None:
+            self._supersede(changed[0], version)
+        elif changed:
+            for holder in changed:
+                self._freeze(holder)
+        if outputs is None:
+            self._capture(holders)
+        if self._swapper is not None:
+            backward = torch._C._current_graph_task_id() != -1
+            self._swapper.operated(func, parents, made, need, backward=backward)
+        return output
+
+    def _await_copies(self, read: list[Tensor], written: list[Tensor]) -> None:
+        """Let an operator wait for copies that its arguments are in the midst of."""
+        copies = self._copies
+        assert copies is not None
+        if copies.arriving:
+            copies.await_arrival([tensor.storage for tensor in read])
+        if copies.outgoing and written:
+            copies.await_departure([tensor.storage for tensor in written])
+
+    def _request(self, parents: list[Tensor]) -> None:
+        while True:
+            try:
+                self._engine.request(parents)
+                return
+            except Vanished:  # The garbage collector, in the midst of it.
+                self._bury()
+
+    def _insist(self, func: Any, args: Any, kwargs: Any, random: Any, generator: Any) -> Any:
+        """Run an operator; as long as it is out of memory, evict a storage and try again."""
+        while True:
+            try:
+                return func(*args, **kwargs)
+            except torch.OutOfMemoryError:
+                if not self._engine.evict_one():
+                    raise
+            if generator is not None:
+                generator.set_state(random)
+            elif random is not None:
+                self._device.set_rng_state(random)
+
+    def _measured(self, before: int) -> int:
+        """Return what an operator took at most, beside what was allocated before it."""
+        mark = self._device.mark()
+        most = mark.allocated if mark.peak_allocated is None else mark.peak_allocated
+        return max(0, most - before)
+
+    def _outputs(
+        self, traits: Traits, described: Any, output: Any
+    ) -> tuple[list[Holder], list[Output] | None, list[int]]:
+        """Enter the storages that an operator made; one that is known is an argument's.
+
+        Returns:
+            Their holders, their sizes for the engine (None if the operator cannot be replayed) and
+            where each is among the tensors returned.
+        """
+        known, changed_usage = self._known, self._usage.changed
+        fresh: list[Holder] = []
+        sizes: list[Output] = []
+        sources: list[int] = []
+        if self._kind == "sim" and traits.dynamic and _selects(traits, described):
+            # A simulation knows the values of live tensors only.
+            self.num_pinned += 1
+            return fresh, None, sources
+        for position, tensor in enumerate(tensors_returned(output)):
+            try:
+                if type(tensor) not in PLAIN:
+                    raise NotImplementedError
+                storage = tensor.untyped_storage()
+            except NotImplementedError:
+                for holder in fresh:
+                    self._known.drop(holder)
+                self.num_pinned += 1
+                return [], None, []
+            address = storage._cdata
+            if address in known:
+                continue
+            num_bytes = storage.nbytes()
+            if not num_bytes or not self._is_here(tensor):
+                continue
+            size = rounded(num_bytes)
+            holder = Holder(_UNMADE, num_bytes)
+            known.watch(storage, address, holder)
+            fresh.append(holder)
+            sizes.append((size, None))
+            sources.append(position)
+            if changed_usage is not None:
+                changed_usage(size)
+        return fresh, sizes, sources
+
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is on the device; what is on the host is constant."""
+        if self._kind == "cpu":
+            return True
+        return tensor.is_meta if self._kind == "sim" else tensor.is_cuda
+
+    # -- versions, and what cannot be replayed
+
+    def _preserve(self, holder: Holder) -> None:
+        """Keep a copy of a constant that is going to be changed, for what was made from it."""
+        engine = self._engine
+        engine.make_room(rounded(holder.num_bytes))
+        storage = holder.storage()
+        assert storage is not None
+        kept = Holder(holder.tensor, holder.num_bytes)
+        kept.constant = True
+        kept.shielded = holder.shielded
+        kept.owned = copied(storage)
+        holder.tensor.storage.data = kept
+        holder.owned = None
+        holder.tensor = engine.constant(rounded(holder.num_bytes))
+        holder.tensor.storage.data = holder
+
+    def _supersede(self, earlier: Holder, later: Holder) -> None:
+        """Let a storage go over to a later version; the earlier one has no data from now on."""
+        engine = self._engine
+        self._known.replace(earlier, later)
+        tensor = earlier.tensor
+        engine.unpin(tensor)
+        if self._copies is not None:
+            self._copies.forget(tensor.storage)
+        engine.surrender(tensor.storage)
+        engine.release(tensor)
+        if earlier.captured:
+            later.captured = True
+            engine.pin(later.tensor)
+
+    def _freeze(self, holder: Holder) -> None:
+        """Let a storage go over to a version that cannot be made again, and stays."""
+        storage = holder.storage()
+        assert storage is not None
+        self.num_pinned += 1
+        self._supersede(holder, self._constant(storage.nbytes()))
+
+    def _capture(self, holders: list[Holder]) -> None:
+        """Keep storages for good that something may refer to unseen."""
+        for holder in holders:
+            if holder.ref is not None and not holder.constant and not holder.captured:
+                holder.captured = True
+                self.num_pinned += 1
+                self._engine.pin(holder.tensor)
+
+    def _run_unseen(
+        self, traits: Traits, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator that cannot be replayed. What it makes is constant."""
+        engine = self._engine
+        holders = self._holders_in((args, kwargs))
+        written = self._holders_in(traits.values_written(args, kwargs))
+        parents = [holder.tensor for holder in holders]
+        for holder in written:
+            if holder.constant and holder.tensor.children:
+                self._preserve(holder)
+        self._request(parents)
+        if self._copies is not None:
+            self._await_copies(parents, [holder.tensor for holder in written])
+        try:
+            entered = perf_counter()
+            started = self._timer.start(None)
+            output = func(*args, **kwargs)
+            engine.stats.operator_cost += self._timer.stop(started, None)
+            engine.stats.num_operators += 1
+            self._bare_seconds += perf_counter() - entered
+        finally:
+            engine.cancel(parents)
+        for holder in written:
+            if not holder.constant and (not traits.reshapes or _resized(holder)):
+                self._freeze(holder)
+        if not traits.reshapes:
+            self._capture(holders)
+        return output
+
+    def _holders_in(self, values: Any) -> list[Holder]:
+        """Return the holders of all storages that arguments are known to lie in."""
+        holders: dict[int, Holder] = {}
+        for leaf in pytree.tree_leaves(values):
+            for part in _parts(leaf):
+                storage = part.untyped_storage()
+                holder = self._known.get(storage._cdata) or self._adopt(part, storage)
+                holders[id(holder)] = holder
+        return list(holders.values())
+
+    # -- bookkeeping
+
+    def _bury(self) -> None:
+        """Tell the engine which storages the model has let go of."""
+        dead, engine, changed = self._known.dead, self._engine, self._usage.changed
+        while dead:
+            tensor = dead.pop().tensor
+            if changed is not None and tensor.storage.resident:
+                changed(-tensor.storage.size)
+            engine.unpin(tensor)
+            engine.release(tensor)
+
+    def _charge(self) -> None:
+        """Let a simulated host take the time of what was searched and kept up to date since."""
+        stats = self._engine.stats
+        evaluations = stats.evaluations - self._charged[0]
+        accesses = stats.accesses - self._charged[1]
+        if evaluations or accesses:
+            self._charged = (stats.evaluations, stats.accesses)
+            charge = self._device.charge
+            self._charged_seconds[0] += charge(Work(evaluations=evaluations), 0.0)
+            self._charged_seconds[1] += charge(Work(metadata=accesses - evaluations), 0.0)
+
+
+_UNMADE = Tensor(Storage(0, -1), None)
+"""What a holder has before the engine knows of it."""
+
+_HEURISTICS: dict[str, type[Heuristic]] = {
+    "h_DTR": Dtr,
+    "h_DTR_eq": DtrEq,
+    "h_DTR_local": DtrLocal,
+    "lru": Lru,
+    "largest": Largest,
+    "msps": Msps,
+    "random": AtRandom,
+}
+
+
+def policy_of(settings: Eviction, copies: Copies | None, uses: Uses | None) -> Policy:
+    """Return what chooses storages under these settings."""
+    if settings.system == "delta":
+        return Delta(
+            copies,
+            uses,
+            filter=settings.filter,
+            actions=settings.actions if copies is not None else "recompute",
+            prefetch=settings.prefetch,
+            sampling=settings.sampling,
+        )
+    return _HEURISTICS[settings.heuristic](sampling=settings.sampling)
+
+
+def _resized(holder: Holder) -> bool:
+    storage = holder.storage()
+    return storage is None or storage.nbytes() != holder.num_bytes
+
+
+def _selects(traits: Traits, described: Any) -> bool:
+    """Return whether an operator's output has a shape that values decide on."""
+    if not traits.indexes:
+        return True
+    return any(
+        type(each) is Place and each[1] in (torch.bool, torch.uint8)
+        for each in (described[1] if len(described) > 1 else ())
+    )
+
+
+def _parts(leaf: Any) -> list[torch.Tensor]:
+    """Return the plain tensors that an argument is or consists of."""
+    if type(leaf) in PLAIN:
+        return [leaf] if leaf.layout is torch.strided else []
+    if isinstance(leaf, torch.UntypedStorage):
+        with torch._C._DisableTorchDispatch():
+            return [torch.empty(0, dtype=torch.uint8, device=leaf.device).set_(leaf)]
+    if isinstance(leaf, torch.Tensor) and hasattr(leaf, "__tensor_flatten__"):
+        names, _ = leaf.__tensor_flatten__()
+        return [part for name in names for part in _parts(getattr(leaf, name))]
+    return []

@@ -1,0 +1,75 @@
+"""What an operator will take, before it runs: remembered from earlier calls, else worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mimose.runtime.eviction.lineage import PLAIN, Traits, tensors_returned
+
+_MOST_KNOWN = 200_000
+_GRAIN = 512
+
+
+def rounded(num_bytes: int) -> int:
+    """Return what an allocator takes for a request: a multiple of 512 bytes."""
+    return (num_bytes + _GRAIN - 1) & -_GRAIN
+
+
+class Needs:
+    """Bytes that operators need beside what is there: outputs, and what they take while they run.
+
+    Args:
+        foresee: Given an operator and its arguments, returns that number, or None.
+    """
+
+    def __init__(self, foresee: Callable[[Any, Any, Any], int | None]) -> None:
+        self._known: dict[Any, int] = {}
+        self._foresee = foresee
+
+    def get(self, signature: Any) -> int | None:
+        """Return what a call of this signature needed the last time, or None."""
+        return self._known.get(signature)
+
+    def learn(self, signature: Any, need: int) -> None:
+        """Take note of what a call needed."""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[signature] = need
+
+    def work_out(self, traits: Traits, func: Any, args: Any, kwargs: Any) -> int:
+        """Return what an unknown call needs, as far as that can be told; else 0."""
+        if not traits.makes or traits.dynamic:
+            return 0
+        need = self._foresee(func, args, kwargs)
+        return 0 if need is None else need
+
+
+def on_meta(func: Any, args: Any, kwargs: Any) -> int | None:
+    """Return the bytes of an operator's outputs, from running it on tensors without data."""
+    with torch._C._DisableTorchDispatch():
+        try:
+            output = func(
+                *(_as_meta(each) for each in args),
+                **{name: _as_meta(each) for name, each in kwargs.items()},
+            )
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            return None
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors_returned(output)}
+    return sum(rounded(storage.nbytes()) for storage in storages.values())
+
+
+def _as_meta(value: Any) -> Any:
+    if type(value) in PLAIN:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, list | tuple):
+        return [_as_meta(each) for each in value]
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def foresight_of(device: Any) -> Callable[[Any, Any, Any], int | None]:
+    """Return what tells the bytes that an operator will need on a device."""
+    foresee: Callable[[Any, Any, Any], int | None] = getattr(device, "foresee", on_meta)
+    return foresee
