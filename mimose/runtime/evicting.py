@@ -33,7 +33,7 @@ class NoRoomError(torch.OutOfMemoryError):
         taken, held = error.usage - error.locked_bytes, error.locked_bytes
         who = f"operator {operator}" if operator else "restoring what is still in use"
         text = f"{who} needs {format_bytes(error.need, up=True)}"
-        text += f" beside its arguments of {format_bytes(held, up=True)}" if held else ""
+        text += f" beside {format_bytes(held, up=True)} that it works on" if held else ""
         text += (
             f", and parameters, gradients and other tensors that cannot be evicted take "
             f"{format_bytes(taken, up=True)}, together more than the "
@@ -62,7 +62,7 @@ class Runtime(Protocol):
     def stop(self) -> EvictionFigures:
         """End it, with everything that is still in use restored."""
 
-    def abandon(self) -> None:
+    def abandon(self) -> EvictionFigures:
         """Give it up, with nothing restored."""
 
 
@@ -76,8 +76,8 @@ class Evictions:
         make: Makes the runtime.
 
     Attributes:
-        figures: What the policy did in the last step that ended; None if none did since
-            :meth:`forget`.
+        figures: What the policy did in the last step that ended or was given up; None if none was
+            since :meth:`forget`.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Evictions:
     def abandon(self) -> None:
         """Give up a step that is under way: what was evicted is lost."""
         if self._runtime is not None and self._runtime.active:
-            self._runtime.abandon()
+            self.figures = self._runtime.abandon()
 
 
 def _live(device: Device, settings: Eviction, budget_bytes: int | None) -> Runtime:

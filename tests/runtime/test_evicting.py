@@ -14,6 +14,10 @@ from mimose.eviction import Eviction, EvictionFigures
 from mimose.handle import attach
 from mimose.planners.full import Full
 from mimose.records import Decision
+from mimose.runtime.evicting import NoRoomError
+from mimose.runtime.eviction.engine import NoRoom
+from mimose.runtime.eviction.graph import Storage
+from mimose.units import MIB
 
 
 class Notes:
@@ -46,6 +50,7 @@ class Notes:
         assert self.active
         self.active = False
         self.calls.append("abandon")
+        return EvictionFigures(num_evictions=7)
 
 
 @pytest.fixture
@@ -181,7 +186,33 @@ def test_a_step_that_fails_is_given_up_and_not_repeated(trained, notes):
     assert notes[0].calls == ["start", "abandon"]
     record = handle.end(failed=True, outcome="thrashing")
     assert record.outcome == "thrashing"
-    assert record.extra == {}
+    assert record.extra["num_evictions"] == 7  # So far.
+
+
+def test_what_does_not_fit_is_pytorch_s_own_error_in_a_sentence(trained, notes):
+    model, handle, _ = trained
+    model(batch())
+    notes[0].fails = NoRoom(MIB, 46 * MIB, 48 * MIB, ())
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        handle.end()
+    assert str(caught.value) == (
+        "restoring what is still in use needs 1.00 MiB, and parameters, gradients and other "
+        "tensors that cannot be evicted take 46.00 MiB, together more than the 48.00 MiB that dtr "
+        "has for itself (a budget of 64.00 MiB less a reserve of 16.00 MiB): give a larger budget "
+        "or a smaller reserve"
+    )
+
+
+def test_an_operator_that_does_not_fit_is_named():
+    storage = Storage(3 * MIB, 0)
+    storage.resident, storage.locks = True, 1
+    error = NoRoom(2 * MIB, 5 * MIB, 6 * MIB, [storage])
+    text = str(NoRoomError.of(error, Eviction(system="dtr"), "aten.mm.default"))
+    assert text == (
+        "operator aten.mm.default needs 2.00 MiB beside 3.00 MiB that it works on, and "
+        "parameters, gradients and other tensors that cannot be evicted take 2.00 MiB, together "
+        "more than the 6.00 MiB that dtr has for itself: give a larger budget"
+    )
 
 
 def test_what_cannot_be_restored_ends_the_step(trained, notes):

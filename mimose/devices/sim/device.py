@@ -221,6 +221,10 @@ class SimDevice(ModelledDevice):
     def set_rng_state(self, state: None) -> None:
         """Do nothing."""
 
+    def foresee(self, func: Any, args: Any, kwargs: Any) -> int | None:
+        """Return the bytes that an operator will take, outputs and workspace; None if unknown."""
+        return self._simulation.foresee(func, args, kwargs)
+
     # -- steps that are remembered
 
     def start_log(self) -> StepLog:

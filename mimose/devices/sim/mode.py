@@ -145,7 +145,24 @@ class Simulation(TorchDispatchMode):
                 tensor.set_(grown, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
         return output
 
-    def _operate(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def foresee(self, func: Any, args: Any, kwargs: Any) -> int | None:
+        """Return the bytes that an operator's outputs and workspace will take, where it is known.
+
+        The outcome is worked out if need be and remembered, as when the operator runs.
+        """
+        if self._handlers.setdefault(func, self._handler_of(func)) != self._operate:
+            return None
+        signature, given = self._signed(func, args, kwargs)
+        if not any(t.is_meta for t in given):
+            return None
+        outcome = self._outcome(signature, func, args, kwargs, given)
+        if outcome is None:
+            return None
+        return outcome.output_bytes + (outcome.scratch_bytes if self._scratch else 0)
+
+    def _signed(
+        self, func: Any, args: Any, kwargs: Any
+    ) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
         key: list[Any] = [func, torch.get_default_dtype()]
         given: list[torch.Tensor] = []
         sign(args, key, given)
@@ -153,23 +170,38 @@ class Simulation(TorchDispatchMode):
             for name, value in kwargs.items():
                 key.append(name)
                 sign((value,), key, given)
-        if not given:
-            return self._create(func, args, kwargs)
-        if not given[0].is_meta and not any(t.is_meta for t in given):
-            return func(*args, **kwargs)  # the host's own work
-        signature = tuple(key)
+        return tuple(key), given
+
+    def _outcome(
+        self,
+        signature: tuple[Any, ...],
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        given: list[torch.Tensor],
+    ) -> Outcome | None:
         outcome = self._outcomes.get(signature)
-        if outcome is None:
-            with self._ignored():
-                outcome = work_out(self._gpu, func, args, kwargs, given)
-            if outcome is None:
-                return func(*args, **kwargs)
+        if outcome is not None:
+            self.num_known += 1
+            return outcome
+        with self._ignored():
+            outcome = work_out(self._gpu, func, args, kwargs, given)
+        if outcome is not None:
             if len(self._outcomes) >= _MOST_OUTCOMES:
                 self._outcomes.clear()
             self._outcomes[signature] = outcome
             self.num_unknown += 1
-        else:
-            self.num_known += 1
+        return outcome
+
+    def _operate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        signature, given = self._signed(func, args, kwargs)
+        if not given:
+            return self._create(func, args, kwargs)
+        if not given[0].is_meta and not any(t.is_meta for t in given):
+            return func(*args, **kwargs)  # the host's own work
+        outcome = self._outcome(signature, func, args, kwargs, given)
+        if outcome is None:
+            return func(*args, **kwargs)
         self._clock.launch(self._launch_seconds, outcome.seconds)
         result = outcome.made(given)
         if self._scratch:

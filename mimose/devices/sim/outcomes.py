@@ -29,6 +29,14 @@ class Fresh:
     stride: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes from the first element to the last."""
+        if 0 in self.shape:
+            return 0
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride))
+        return (last + 1) * self.dtype.itemsize
+
     def made(self) -> torch.Tensor:
         """Return such a tensor."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
@@ -62,6 +70,12 @@ class Outcome:
     uses_blas: bool
     carries: bool
     mutable: bool
+
+    @property
+    def output_bytes(self) -> int:
+        """What the allocator takes for the outputs: each a multiple of 512 bytes."""
+        fresh = (each for each in self.outputs if type(each) is Fresh)
+        return sum((each.num_bytes + 511) & -512 for each in fresh)
 
     def made(self, given: list[torch.Tensor]) -> Any:
         """Return the outputs, for the tensors that were given."""

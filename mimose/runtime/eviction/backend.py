@@ -70,8 +70,9 @@ class TorchBackend:
         """Run an operator again, for the outputs that are not there."""
         started = perf_counter()
         recipe: Recipe = operator.payload
-        if recipe.spare:
-            self.engine.make_room(operator.size + recipe.spare)
+        spare = recipe.spare if recipe.pointwise else recipe.spare + _shielded_bytes(operator)
+        if spare:
+            self.engine.make_room(operator.size + spare)
         if self.copies is not None and self.copies.arriving:
             self.copies.await_arrival(parent.storage for parent in operator.parents)
         storages = self._arguments(operator, recipe)

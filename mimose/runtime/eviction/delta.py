@@ -4,8 +4,8 @@ DELTA (arXiv 2203.15980; ACM TACO 2024, doi 10.1145/3689338) has a *filter* that
 release, and a *director* that chooses how. It publishes no formulas; these are this project's, and
 docs/planners.md gives the reasons. With ``m`` a storage's bytes and ``s`` its staleness:
 
-* Cost of recomputing: that of its own operators and of the missing ones around it, by components
-  as in h_DTR_eq. What lies on the host is not missing.
+* Cost of recomputing: that of its own operators and of those missing that it would be made from,
+  which would have to run again. What lies on the host is not missing.
 * Cost of swapping: what cannot be hidden behind the operators. On the way out that is the time
   until its copy is whole, nothing if it is already; on the way in, what is left of its transfer,
   and of all that comes back before it, after the time until its next use.
@@ -21,7 +21,7 @@ from typing import Literal
 
 from mimose.runtime.eviction.copies import Copies
 from mimose.runtime.eviction.graph import Storage
-from mimose.runtime.eviction.heuristics import DtrEq
+from mimose.runtime.eviction.heuristics import Heuristic
 from mimose.runtime.eviction.pool import Pool
 from mimose.runtime.eviction.uses import Uses
 
@@ -31,8 +31,12 @@ Filter = Literal["base", "lru", "greedy"]
 _YOUNG = 16
 """Of so many storages made last, most are temporary: they would be gone before they are copied."""
 
+_MOST_LOOKED_AT = 64
+"""Arguments looked at for the cost of recomputing one storage, which bounds a choice's time; so
+many of them missing make it a bad one anyway."""
 
-class Delta(DtrEq):
+
+class Delta(Heuristic):
     """Filter and director.
 
     Args:
@@ -63,8 +67,6 @@ class Delta(DtrEq):
         self._actions = actions
         self._prefetch = prefetch
         self._now = 0.0
-        # Components say what recomputing costs: of no use where that is never done.
-        self.watches = actions != "swap"
 
     # -- filter
 
@@ -80,14 +82,16 @@ class Delta(DtrEq):
         if self._filter == "greedy":
             return 1 / storage.size if storage.size > 0 else inf
         scale = storage.size * (now - storage.accessed)
-        return self.cost(storage, now) / scale if scale > 0 else inf
+        return self.seconds(storage, now) / scale if scale > 0 else inf
 
-    def cost(self, storage: Storage, now: float) -> float:
-        """Return what it costs to release a storage and get it back, in seconds."""
+    def seconds(self, storage: Storage, now: float) -> float:
+        """Return what it costs to release a storage and get it back."""
         if self._actions == "recompute":
-            return self.recompute_seconds(storage)
-        swap = self.swap_seconds(storage, now)
-        return swap if self._actions == "swap" else min(swap, self.recompute_seconds(storage))
+            return self.recompute_seconds(storage, inf)
+        swap, out = self.swap_seconds(storage, now)
+        if self._actions == "swap":
+            return swap
+        return min(swap, out + self.recompute_seconds(storage, swap - out))
 
     # -- director
 
@@ -97,24 +101,40 @@ class Delta(DtrEq):
             return "drop"
         if self._actions == "swap":
             return "swap"
-        swap = self.swap_seconds(storage, self._now)
-        return "swap" if swap <= self.recompute_seconds(storage) else "drop"
+        swap, out = self.swap_seconds(storage, self._now)
+        return "swap" if swap <= out + self.recompute_seconds(storage, swap - out) else "drop"
 
-    def recompute_seconds(self, storage: Storage) -> float:
-        """Return what computing a storage again takes, with what is missing around it."""
-        cost = storage.cost
-        roots = set()
-        for neighbour in self._missing(storage):
-            root = self._root(neighbour.component)
-            if root not in roots:
-                roots.add(root)
-                cost += root.cost
-        return cost
+    def recompute_seconds(self, storage: Storage, enough: float) -> float:
+        """Return what computing a storage again takes; it may stop at what is ``enough``."""
+        seconds = storage.cost
+        stack = [storage]
+        seen = {storage}
+        looked_at = 0
+        while stack and seconds < enough and looked_at < _MOST_LOOKED_AT:
+            for tensor in stack.pop().tensors:
+                if tensor.operator is None:
+                    continue
+                for parent in tensor.operator.parents:
+                    looked_at += 1
+                    other = parent.storage
+                    if other.missing and other not in seen:
+                        seen.add(other)
+                        stack.append(other)
+                        seconds += other.cost
+        self.stats.accesses += looked_at
+        return seconds
 
-    def swap_seconds(self, storage: Storage, now: float) -> float:
-        """Return how long operators would wait for a storage that is swapped out now."""
-        assert self._copies is not None
-        return self._copies.seconds_out(storage, now) + self.seconds_in(storage, now)
+    def swap_seconds(self, storage: Storage, now: float) -> tuple[float, float]:
+        """Return how long operators would wait for a storage that is swapped out now.
+
+        Returns:
+            That time, and the part of it that dropping the storage takes as well: its memory is
+            not free before a copy under way has read it.
+        """
+        copies = self._copies
+        assert copies is not None
+        out = copies.seconds_out(storage, now)
+        return out + self.seconds_in(storage, now), out if copies.has(storage) else 0.0
 
     def seconds_in(self, storage: Storage, now: float) -> float:
         """Return how long operators would wait for a storage on its way back.
@@ -165,5 +185,7 @@ class Delta(DtrEq):
             return storage.size
         if self._filter == "lru" or self._actions == "swap":
             return stale
-        recompute = self.recompute_seconds(storage)
-        return recompute * stale / storage.size if self.seconds_in(storage, now) < recompute else 0.0
+        seconds = self.recompute_seconds(storage, inf)
+        if seconds <= self.seconds_in(storage, now):
+            return 0.0
+        return seconds * stale / storage.size

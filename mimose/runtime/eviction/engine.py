@@ -83,13 +83,13 @@ class Policy(Protocol):
         """Return how it is to go."""
 
     def announced(self, operator: Operator) -> None:
-        """An operator joined the graph; its new storages are missing until it has run."""
+        """An operator joined the graph; if it has not run yet, its new storages are missing."""
 
     def evicted(self, storage: Storage) -> None:
         """A storage lost its data and is not on the host."""
 
     def restored(self, storages: Sequence[Storage]) -> None:
-        """Storages that were missing are resident: computed again, or for the first time."""
+        """Storages that were missing are resident: computed again, or first after being announced."""
 
 
 class Stats:
@@ -340,8 +340,44 @@ class Engine:
         Raises:
             NoRoom: With the trigger ``after``, if nothing is left to evict.
         """
-        operator = self.announce(parents, outputs, cost, payload)
-        self.finish(operator)
+        # The same as announce and finish, in one go: this is run for every operator of a step.
+        if self._after:
+            self._evict_down_to(0)
+        stats, pool = self.stats, self.pool
+        stats.num_operators += 1
+        stats.operator_cost += cost
+        operator = Operator(tuple(parents), cost, payload)
+        now = self.backend.now()
+        first = None
+        for size, base in outputs:
+            if base is None:
+                storage = self._new_storage(size)
+                storage.resident = True
+                storage.missing = False
+                operator.size += size
+                if not operator.outputs:
+                    first = storage
+                elif not storage.small:
+                    pool[storage] = None
+            else:
+                storage = base.storage
+            if not storage.tensors or storage.tensors[-1].operator is not operator:
+                storage.cost += cost
+            storage.accessed = now
+            output = self._new_tensor(storage, operator)
+            output.defined = True
+            operator.outputs.append(output)
+        if first is not None and not first.small:
+            pool[first] = None
+        for parent in operator.parents:
+            children = parent.children
+            if not children or children[-1] is not operator:
+                children.append(operator)
+        self._unlock(operator.parents)
+        if self.policy.watches:
+            start = perf_counter()
+            self.policy.announced(operator)
+            stats.maintenance_seconds += perf_counter() - start
         return operator
 
     def finish(self, operator: Operator) -> None:

@@ -269,25 +269,25 @@ class DtrEq(Heuristic):
     def evaluate(self, storage: Storage, now: float) -> float:
         """Return the cost of the storage and its missing neighbours' components, per byte and s."""
         scale = storage.size * (now - storage.accessed)
-        if scale <= 0:
-            return inf
+        return self.cost(storage) / scale if scale > 0 else inf
+
+    def cost(self, storage: Storage) -> float:
+        """Return the cost of the storage and its missing neighbours' components."""
         cost = storage.cost
         neighbours = storage.neighbours
         if neighbours is None:
             neighbours = self._neighbours(storage)
         roots: list[_Component] = []
-        accesses = len(neighbours)
+        self.stats.accesses += len(neighbours)
         for neighbour in neighbours:
             if neighbour.missing:
                 root = neighbour.component
-                while root.parent is not None:
-                    root = root.parent
-                    accesses += 1
+                if root.parent is not None:
+                    root = self._root(root)
                 if root not in roots:
                     roots.append(root)
                     cost += root.cost
-        self.stats.accesses += accesses
-        return cost / scale
+        return cost
 
     def announced(self, operator: Operator) -> None:
         """New storages are components without cost."""
@@ -303,7 +303,11 @@ class DtrEq(Heuristic):
         """It is put together with its missing neighbours."""
         root = _Component(storage.cost)
         storage.component = root
-        for neighbour in storage.neighbours or self._neighbours(storage):
+        neighbours = storage.neighbours
+        if neighbours is None:
+            neighbours = self._neighbours(storage)
+        self.stats.accesses += len(neighbours)
+        for neighbour in neighbours:
             if neighbour.missing:
                 other = self._root(neighbour.component)
                 if other is not root:

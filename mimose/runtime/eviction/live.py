@@ -32,16 +32,7 @@ from mimose.runtime.eviction.copies import Copies
 from mimose.runtime.eviction.delta import Delta
 from mimose.runtime.eviction.engine import Engine, NoRoom, Output, Policy
 from mimose.runtime.eviction.graph import Storage, Tensor
-from mimose.runtime.eviction.heuristics import (
-    AtRandom,
-    Dtr,
-    DtrEq,
-    DtrLocal,
-    Heuristic,
-    Largest,
-    Lru,
-    Msps,
-)
+from mimose.runtime.eviction.heuristics import HEURISTICS
 from mimose.runtime.eviction.known import Holder, KnownStorages
 from mimose.runtime.eviction.lineage import PLAIN, Place, Recipe, Traits, tensors_returned
 from mimose.runtime.eviction.modes import OperatorMode
@@ -126,6 +117,7 @@ class EvictionRuntime:
         self._traits: dict[Any, Traits] = {}
         self._mode = OperatorMode(self._dispatch)
         self._buffers: set[int] = set()
+        self._inputs: set[int] = set()
         self._serial = 0
         self._seconds = self._bare_seconds = 0.0
         self._charged = (0, 0)
@@ -145,9 +137,8 @@ class EvictionRuntime:
             args: What its forward pass gets.
             kwargs: Likewise, by name.
         """
-        self._buffers = {
-            part.untyped_storage()._cdata for b in model.buffers() for part in _parts(b)
-        }
+        self._buffers = _addresses(list(model.buffers()))
+        self._inputs = _addresses((args, kwargs))
         if self.active:
             return
         engine = self._engine
@@ -183,8 +174,8 @@ class EvictionRuntime:
         self._end()
         return figures
 
-    def abandon(self) -> None:
-        """Give the step up, after an error or on purpose.
+    def abandon(self) -> EvictionFigures:
+        """Give the step up, after an error or on purpose; return its figures so far.
 
         What the runtime owns is freed. Nothing is restored: tensors of the step that are still
         referred to and were evicted stay without data, and reading them is an error. Gradients made
@@ -192,7 +183,9 @@ class EvictionRuntime:
         """
         if self._swapper is not None:
             self._swapper.abandon()
+        figures = self._figures()
         self._end()
+        return figures
 
     def _end(self) -> None:
         self.active = False
@@ -321,7 +314,10 @@ class EvictionRuntime:
         num_bytes, address = storage.nbytes(), storage._cdata
         holder = self._constant(num_bytes)
         holder.shielded = address in self._buffers or (
-            num_bytes <= _MOST_SHIELDED and not tensor.requires_grad
+            num_bytes <= _MOST_SHIELDED
+            and address not in self._inputs
+            and tensor.is_floating_point()
+            and not tensor.requires_grad
         )
         self._known.watch(storage, address, holder)
         return holder
@@ -390,7 +386,7 @@ class EvictionRuntime:
                 needs.learn(signature, need)
         fresh, outputs, sources = self._outputs(traits, described, output)
         changed = [holders[place] for place in written if not holders[place].constant]
-        version = None
+        version, room = None, sum(size for size, _ in outputs) if outputs else 0
         if len(changed) == 1 and outputs is not None and not _resized(changed[0]):
             # Of several, one that is run again would need them all: they stay as they are.
             version = Holder(changed[0].tensor, changed[0].num_bytes)
@@ -403,7 +399,7 @@ class EvictionRuntime:
                 data: Holder = parent.storage.data
                 if data.constant and data.owned is None:
                     data.owned = data.storage()  # It has to last as long as what is made from it.
-            spare = need - sum(size for size, _ in outputs)
+            spare = need - room
             recipe = Recipe(
                 func,
                 described,
@@ -634,17 +630,6 @@ class EvictionRuntime:
 _UNMADE = Tensor(Storage(0, -1), None)
 """What a holder has before the engine knows of it."""
 
-_HEURISTICS: dict[str, type[Heuristic]] = {
-    "h_DTR": Dtr,
-    "h_DTR_eq": DtrEq,
-    "h_DTR_local": DtrLocal,
-    "lru": Lru,
-    "largest": Largest,
-    "msps": Msps,
-    "random": AtRandom,
-}
-
-
 def policy_of(settings: Eviction, copies: Copies | None, uses: Uses | None) -> Policy:
     """Return what chooses storages under these settings."""
     if settings.system == "delta":
@@ -656,7 +641,13 @@ def policy_of(settings: Eviction, copies: Copies | None, uses: Uses | None) -> P
             prefetch=settings.prefetch,
             sampling=settings.sampling,
         )
-    return _HEURISTICS[settings.heuristic](sampling=settings.sampling)
+    return HEURISTICS[settings.heuristic](sampling=settings.sampling)
+
+
+def _addresses(values: Any) -> set[int]:
+    """Return the addresses of the storages of all tensors in ``values``."""
+    leaves = pytree.tree_leaves(values)
+    return {part.untyped_storage()._cdata for leaf in leaves for part in _parts(leaf)}
 
 
 def _resized(holder: Holder) -> bool:

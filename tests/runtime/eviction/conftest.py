@@ -1,0 +1,111 @@
+"""Training steps with and without the eviction runtime, to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mimose.devices import open_device
+from mimose.eviction import Eviction, EvictionFigures
+from mimose.runtime.eviction.live import EvictionRuntime
+
+Step = Callable[[nn.Module, Any], torch.Tensor]
+
+
+@dataclass
+class Trained:
+    """What some steps came to: a row each."""
+
+    resident: int
+    peaks: list[int] = field(default_factory=list)
+    values: list[list[torch.Tensor]] = field(default_factory=list)
+    figures: list[EvictionFigures] = field(default_factory=list)
+    num_pinned: int = 0
+    seconds: float = 0.0
+
+    @property
+    def peak(self) -> int:
+        return max(self.peaks)
+
+    def budget(self, share: float) -> int:
+        """Return what is resident and a share of what the steps took beside it."""
+        return self.resident + int(share * (self.peak - self.resident))
+
+    def differences(self, other: Trained) -> int:
+        """Return how many losses, gradients, buffers and generator states differ in any bit."""
+        pairs = [
+            (a, b)
+            for mine, its in zip(self.values, other.values, strict=True)
+            for a, b in zip(mine, its, strict=True)
+        ]
+        assert pairs
+        return sum(not torch.equal(a, b) for a, b in pairs)
+
+
+def forward_and_backward(model: nn.Module, batch: Any) -> torch.Tensor:
+    output = model(**batch) if isinstance(batch, dict) else model(batch)
+    loss = getattr(output, "loss", None)
+    if loss is None:
+        loss = output.float().pow(2).mean()
+    loss.backward()
+    return loss.detach()
+
+
+def train(
+    build: Callable[[], nn.Module],
+    batch: Any,
+    settings: Eviction | None = None,
+    budget: int | None = None,
+    *,
+    steps: int = 2,
+    step: Step = forward_and_backward,
+    kind: str = "cpu",
+    keep_gradients: bool = False,
+) -> Trained:
+    """Train a new model for some steps; with ``settings``, under the eviction runtime."""
+    device = open_device(kind)
+    runtime = None
+    try:
+        torch.manual_seed(0)
+        model = device.build(build)
+        device.adopt(model)
+        model.train()
+        placed = device.put(batch)
+        done = Trained(device.allocated_bytes())
+        if settings is not None:
+            runtime = EvictionRuntime(device, settings, budget)
+        torch.manual_seed(1)
+        start = device.now()
+        for _ in range(steps):
+            if not keep_gradients:
+                model.zero_grad()
+            device.begin_step()
+            if runtime is not None:
+                runtime.start(model, (placed,), {})
+            loss = step(model, placed)
+            if runtime is not None:
+                done.figures.append(runtime.stop())
+                done.num_pinned = runtime.num_pinned
+            done.peaks.append(device.end_step().peak_allocated)
+            if kind == "cpu":
+                with device.host_memory():
+                    kept = [loss, *(p.grad for p in model.parameters()), *model.buffers()]
+                    done.values.append([t.clone() for t in kept if t is not None])
+                    done.values[-1].append(torch.get_rng_state())
+            del loss
+        done.seconds = device.seconds_between(start, device.now())
+        return done
+    finally:
+        if runtime is not None and runtime.active:
+            runtime.abandon()
+        device.close()
+
+
+@pytest.fixture(name="train", scope="session")
+def _train() -> Callable[..., Trained]:
+    return train
