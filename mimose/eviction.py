@@ -137,6 +137,7 @@ class EvictionFigures:
 
     Attributes:
         num_evictions: Storages evicted, whatever became of them.
+        num_dropped: Of these, storages that have no copy to come back from.
         num_rematerializations: Operators run again.
         num_swaps_out: Storages copied to the host.
         num_swaps_in: Storages brought back.
@@ -151,6 +152,7 @@ class EvictionFigures:
     """
 
     num_evictions: int = 0
+    num_dropped: int = 0
     num_rematerializations: int = 0
     num_swaps_out: int = 0
     num_swaps_in: int = 0

@@ -10,6 +10,7 @@ import torch
 
 from mimose.devices import open_device
 from mimose.devices.base import Device
+from mimose.eviction import EvictionFigures
 from mimose.handle import Handle, attach
 from mimose.plan import Plan
 from mimose.planners import make_planner
@@ -18,7 +19,7 @@ from mimose.records import Measured, StepRecord
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.data.batch import Batch
 from mimose_bench.experiments.figures.workloads import Workload
-from mimose_bench.experiments.loop import Trainer
+from mimose_bench.experiments.loop import Step, Trainer
 from mimose_bench.experiments.remembered import StepMemory
 from mimose_bench.experiments.tasks.base import Task
 
@@ -85,12 +86,22 @@ class Session:
         Raises:
             torch.OutOfMemoryError: If it did not fit.
         """
-        (step,) = self._trainer.steps([batch])
+        step = self.attempt(batch)
         if step.error is not None or step.record is None:
             raise torch.OutOfMemoryError(
                 f"{self.workload.name} at length {batch.size[1]} did not fit: {step.error}"
             )
         return step.record
+
+    def attempt(self, batch: Batch) -> Step:
+        """Take a training step on a batch, which may fail; the step says how."""
+        (step,) = self._trainer.steps([batch])
+        return step
+
+    @property
+    def evicted(self) -> EvictionFigures | None:
+        """What a tensor-level policy did in the last step."""
+        return self.handle._executor.evictions.figures
 
     def measure(self, batch: Batch, *, cores: bool = False) -> Measured:
         """Profile ``batch`` for planners that plan once.

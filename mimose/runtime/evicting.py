@@ -55,6 +55,7 @@ class Runtime(Protocol):
     """What is used of :class:`mimose.runtime.eviction.live.EvictionRuntime`."""
 
     active: bool
+    failed: bool
 
     def start(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Begin a step."""
@@ -115,11 +116,16 @@ class Evictions:
     def stop(self) -> None:
         """End a step that is under way: what is still in use is resident again.
 
+        One that has failed, as its loop was told, is given up.
+
         Raises:
             torch.OutOfMemoryError: If not all of it fits.
             Thrashing: If restoring it takes too long.
         """
         if self._runtime is None or not self._runtime.active:
+            return
+        if self._runtime.failed:
+            self.abandon()
             return
         try:
             self.figures = self._runtime.stop()

@@ -77,6 +77,14 @@ def test_regions_of_several_blocks_train_as_the_baseline_does(lab, baseline):
     assert_equal(fixed, baseline)
 
 
+def test_evicting_tensors_trains_as_the_baseline_does(lab, bounds, baseline):
+    # Less a quarter, it has less for itself than what is recomputed block by block needs.
+    dtr = train(lab, "dtr", bounds.budget_at(0.5))
+    assert sum(r.extra["num_evictions"] for r in dtr.records) > 0
+    assert {r.outcome for r in dtr.records} == {"ok"}
+    assert_equal(dtr, baseline)
+
+
 def test_the_losses_compared_here_fall_and_differ_without_the_seed(lab, baseline):
     assert len(set(baseline.losses)) == STEPS
     trainer = lab.trainer("baseline")

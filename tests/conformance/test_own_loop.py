@@ -187,3 +187,35 @@ def test_what_cannot_be_attached():
         mimose.attach(torch.nn.Linear(3, 3), None)
     with pytest.raises(ValueError, match="less than the model's parameters take"):
         mimose.attach(model, 1000)
+
+
+def test_tensors_are_evicted_in_a_users_loop(plain):
+    losses, parameters = plain
+    model = build()
+    records = []
+    with mimose.attach(model, "9MB", planner="dtr", reserve="82%") as handle:
+        assert train(model, lambda: records.append(handle.last_record)) == losses
+    assert all(str(r.plan).startswith("evict h_DTR_eq") for r in records)
+    assert sum(r.extra["num_evictions"] for r in records) > 0
+    most = records[0].plan.own_budget(9 << 20)
+    assert max(r.peak_allocated_bytes for r in records) <= most
+    for name, expected in parameters.items():
+        assert torch.equal(model.state_dict()[name], expected), name
+
+
+def test_a_users_loop_goes_on_after_an_operator_that_does_not_fit():
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    failed = []
+    options = {"reserve": "91%", "thrash_limit": None}
+    with mimose.attach(model, "9MB", planner="dtr", **options):
+        for length in (16, 64, 16):
+            try:
+                model(**inputs(length)).loss.backward()
+                optimizer.step()
+            except torch.OutOfMemoryError as error:
+                failed.append((length, str(error)))
+            optimizer.zero_grad()
+    ((length, sentence),) = failed
+    assert length == 64
+    assert "tensors that cannot be evicted take" in sentence

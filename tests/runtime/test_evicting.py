@@ -28,7 +28,7 @@ class Notes:
     def __init__(self, device, settings, budget_bytes):
         self.settings = settings
         self.budget_bytes = budget_bytes
-        self.active = False
+        self.active = self.failed = False
         self.calls: list[str] = []
         self.fails: Exception | None = None
         Notes.made.append(self)
@@ -187,6 +187,14 @@ def test_a_step_that_fails_is_given_up_and_not_repeated(trained, notes):
     record = handle.end(failed=True, outcome="thrashing")
     assert record.outcome == "thrashing"
     assert record.extra["num_evictions"] == 7  # So far.
+
+
+def test_a_failed_step_does_not_fail_once_more_with_the_next(trained, notes):
+    model, _, _ = trained
+    model(batch())
+    notes[0].failed = True  # An operator has said so, and the loop has caught it.
+    model(batch())
+    assert notes[0].calls == ["start", "abandon", "start"]
 
 
 def test_what_does_not_fit_is_pytorch_s_own_error_in_a_sentence(trained, notes):

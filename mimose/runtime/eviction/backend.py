@@ -19,6 +19,10 @@ from mimose.runtime.eviction.storages import Mover
 from mimose.runtime.eviction.timing import Timer
 
 
+_SCALARS = (int, float, bool)
+_SCALAR_BYTES = 512  # A number that stands for a tensor is made one.
+
+
 class Vanished(Exception):  # noqa: N818 - a moment, not a fault
     """A storage died between the engine's last look and its use."""
 
@@ -70,7 +74,9 @@ class TorchBackend:
         """Run an operator again, for the outputs that are not there."""
         started = perf_counter()
         recipe: Recipe = operator.payload
-        spare = recipe.spare if recipe.pointwise else recipe.spare + _shielded_bytes(operator)
+        spare = recipe.spare + _SCALAR_BYTES * sum(type(each) in _SCALARS for each in recipe.args)
+        if not recipe.pointwise:
+            spare += _shielded_bytes(operator)
         if spare:
             self.engine.make_room(operator.size + spare)
         if self.copies is not None and self.copies.arriving:

@@ -51,7 +51,8 @@ class Backend(Protocol):
     def rerun(self, operator: Operator) -> None:
         """Make the data of every output again; room was made, the arguments are there.
 
-        Outputs that are ``defined`` have data already: what is made of them a second time is freed.
+        Outputs that are ``defined`` have data already, maybe on the host: what is made of them a
+        second time is freed.
         """
 
     def drop(self, storage: Storage) -> None:
@@ -392,7 +393,7 @@ class Engine:
         stats.num_operators += 1
         stats.operator_cost += operator.cost
         if operator.outputs:
-            self._made(operator, operator.outputs[0])
+            self._made(operator.outputs, operator.outputs[0])
         self._unlock(operator.parents)
         now = self.backend.now()
         for output in operator.outputs:
@@ -582,13 +583,15 @@ class Engine:
         """Run an operator whose arguments are locked, for one of its outputs."""
         if self._before:
             self._evict_down_to(operator.size)
+        # Taken down before anything is evicted: an output that was there is not made anew.
+        absent = [output for output in operator.outputs if not output.defined]
         self.backend.rerun(operator)
         if self._after:
             self._evict_down_to(0)
         stats = self.stats
         stats.num_rematerializations += 1
         stats.recompute_cost += operator.cost
-        self._made(operator, wanted)
+        self._made(absent, wanted)
 
     def _check_thrashing(self) -> None:
         if self._thrash_limit is not None:
@@ -597,20 +600,17 @@ class Engine:
             if stats.recompute_cost > (self._thrash_limit - 1) * own:
                 raise Thrashing(stats.recompute_cost, own, self._thrash_limit)
 
-    def _made(self, operator: Operator, wanted: Tensor | None) -> None:
+    def _made(self, outputs: Iterable[Tensor], wanted: Tensor | None) -> None:
         """Note that outputs have data; the storage of the one that was wanted comes last."""
         fresh = []
-        for output in operator.outputs:
-            if output is not wanted and not output.defined:
-                output.defined = True
-                if not output.storage.resident:
-                    output.storage.resident = True
-                    fresh.append(output.storage)
-        if wanted is not None:
-            wanted.defined = True
-            if not wanted.storage.resident:
-                wanted.storage.resident = True
-                fresh.append(wanted.storage)
+        for output in outputs:
+            output.defined = True
+            if output is not wanted and not output.storage.resident:
+                output.storage.resident = True
+                fresh.append(output.storage)
+        if wanted is not None and not wanted.storage.resident:
+            wanted.storage.resident = True
+            fresh.append(wanted.storage)
         if not fresh:
             return
         pool = self.pool

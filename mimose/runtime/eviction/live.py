@@ -30,7 +30,7 @@ from mimose.runtime.eviction.backend import TorchBackend, Vanished, as_in_dispat
 from mimose.runtime.eviction.channels import channel_of
 from mimose.runtime.eviction.copies import Copies
 from mimose.runtime.eviction.delta import Delta
-from mimose.runtime.eviction.engine import Engine, NoRoom, Output, Policy
+from mimose.runtime.eviction.engine import Engine, NoRoom, Output, Policy, Thrashing
 from mimose.runtime.eviction.graph import Storage, Tensor
 from mimose.runtime.eviction.heuristics import HEURISTICS
 from mimose.runtime.eviction.known import Holder, KnownStorages
@@ -64,6 +64,8 @@ class EvictionRuntime:
 
     Attributes:
         active: Whether a step is under way.
+        failed: Whether an operator of the step found no room, or thrashing. Nothing is seen then
+            any more, and the step can only be abandoned.
         num_pinned: Storages of the last step that could not be evicted, since something that cannot
             be replayed made, changed or took them.
 
@@ -72,7 +74,7 @@ class EvictionRuntime:
     """
 
     def __init__(self, device: Device, settings: Eviction, budget_bytes: int | None) -> None:
-        self.active = False
+        self.active = self.failed = False
         self.num_pinned = 0
         self._device = device
         self._kind = device.kind
@@ -141,6 +143,7 @@ class EvictionRuntime:
         self._inputs = _addresses((args, kwargs))
         if self.active:
             return
+        self.failed = False
         engine = self._engine
         engine.expected_cost = max(engine.expected_cost, engine.stats.operator_cost)
         engine.begin()
@@ -202,19 +205,28 @@ class EvictionRuntime:
         self._engine.pool.clear()
 
     def _restore(self) -> None:
-        """Bring back what is live, first keeping what is there."""
+        """Bring back what is live."""
         engine = self._engine
+        keeping = True
         while True:
+            self._bury()
+            live = [h.tensor for h in self._known.values() if not h.constant]
+            here = {t for t in live if t.defined and t.storage.resident}
             try:
-                self._bury()
-                live = [h.tensor for h in self._known.values() if not h.constant]
-                for tensor in live:
-                    if tensor.defined and tensor.storage.resident:
+                if keeping:  # What is there stays, so that none of it has to be made again.
+                    for tensor in here:
                         engine.pin(tensor)
+                engine.fetch([t for t in live if t not in here], pin=True)
                 engine.fetch(live, pin=True)
                 return
             except Vanished:
                 continue
+            except NoRoom:
+                if not keeping:
+                    raise
+                keeping = False
+                for tensor in here:
+                    engine.unpin(tensor)
 
     def _figures(self) -> EvictionFigures:
         stats, backend, copies = self._engine.stats, self._backend, self._copies
@@ -229,6 +241,7 @@ class EvictionRuntime:
             overhead = max(0.0, self._seconds - others - search - maintenance)
         return EvictionFigures(
             num_evictions=stats.num_evictions + stats.num_swaps_out,
+            num_dropped=stats.num_evictions,
             num_rematerializations=stats.num_rematerializations,
             num_swaps_out=0 if copies is None else copies.num_out,
             num_swaps_in=0 if copies is None else copies.num_in,
@@ -269,9 +282,13 @@ class EvictionRuntime:
             except _Unseen:
                 return self._run_unseen(traits, func, args, kwargs)
             return self._run(traits, func, args, kwargs, described, named, holders)
-        except NoRoom as error:
-            # Loops know how to go on after PyTorch's own error.
-            raise NoRoomError.of(error, self._settings, str(func)) from None
+        except (NoRoom, Thrashing, torch.OutOfMemoryError) as error:
+            # What comes from now on (the next batch, if the loop goes on) is no part of the step.
+            self.failed = self._mode.passive = True
+            if isinstance(error, NoRoom):
+                # Loops know how to go on after PyTorch's own error.
+                raise NoRoomError.of(error, self._settings, str(func)) from None
+            raise
         finally:
             self._seconds += perf_counter() - begun
 
@@ -395,7 +412,7 @@ class EvictionRuntime:
             sources.append(-1 - changed[0].place)
         made: list[Tensor] = []
         if outputs:
-            for parent in parents:
+            for parent in parents if self._limited else ():
                 data: Holder = parent.storage.data
                 if data.constant and data.owned is None:
                     data.owned = data.storage()  # It has to last as long as what is made from it.

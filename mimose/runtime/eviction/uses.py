@@ -17,6 +17,9 @@ from mimose.runtime.eviction.graph import Storage, Tensor
 BACKWARD_PACE = 2.0
 """Backward's time over forward's, for guesses: it computes two gradients for each product."""
 
+_MOST_LOOKED_AT = 16
+"""Missing storages looked at to find what one of them will be made from."""
+
 
 class _Sequence:
     """The operators of one step.
@@ -139,16 +142,20 @@ class Uses:
         self._ahead = 0
 
     def next_wanted(self) -> Storage | None:
-        """Return the storage on the host that is used first from here on, if any is."""
+        """Return the storage on the host that is used first from here on, if any is.
+
+        Used is also what a missing one will have to be made from.
+        """
         if not self.known:
             return self._last_made()
         last, storages = self._last, self._storages
         ahead = max(self._ahead, len(self._this.keys))
         while ahead < len(last.reads):
             for place in last.reads[ahead]:
-                if place < len(storages) and storages[place].on_host:
+                wanted = _on_host(storages[place]) if place < len(storages) else None
+                if wanted is not None:
                     self._ahead = ahead
-                    return storages[place]
+                    return wanted
             ahead += 1
         self._ahead = ahead
         return None
@@ -161,3 +168,22 @@ class Uses:
             if storage.on_host and self._made[storage][1] <= self.turned:
                 return storage
         return None
+
+
+def _on_host(storage: Storage) -> Storage | None:
+    """Return the storage, or one that it will be made from, if that is on the host."""
+    if storage.on_host:
+        return storage
+    if not storage.missing:
+        return None
+    stack, seen = [storage], {storage}
+    while stack and len(seen) <= _MOST_LOOKED_AT:
+        for tensor in stack.pop().tensors:
+            for parent in tensor.operator.parents if tensor.operator is not None else ():
+                other = parent.storage
+                if other.on_host:
+                    return other
+                if other.missing and other not in seen:
+                    seen.add(other)
+                    stack.append(other)
+    return None

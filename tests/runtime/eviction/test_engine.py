@@ -40,8 +40,10 @@ class Values(Machine):
         value = self.compute(operator.payload, operator.parents)
         for index, output in enumerate(operator.outputs):
             made = hash((value, index))
-            assert self.values.get(output, made) == made
-            self.values[output] = made
+            if output.defined:
+                assert (self.host if output.storage.on_host else self.values)[output] == made
+            else:
+                self.values[output] = made
         if operator.payload[1] is not None:
             self.take_over(operator.parents[operator.payload[1]].storage)
 
@@ -107,7 +109,7 @@ def chain(machine, count, *, cost=1):
 # Coming back
 
 
-@pytest.mark.parametrize("heuristic", sorted(HEURISTICS))
+@pytest.mark.parametrize("heuristic", ["h_DTR", "h_DTR_eq", "lru"])
 def test_a_chain_of_2000_that_is_gone_comes_back_without_recursion(heuristic):
     machine, engine = started(heuristic=heuristic)
     results = chain(machine, 2000)
@@ -144,10 +146,10 @@ def test_arguments_stay_until_the_operator_is_done():
 
 
 def test_one_not_yet_reached_can_be_evicted_and_comes_back_again():
-    machine, engine = started(4, "largest")
+    machine, engine = started(5, "largest")
     both = machine.call("pair", [], [1, 1])
-    third = machine.call("third", [], [2])[0]
-    machine.call("big", [], [4])
+    third, _ = machine.call("third", [], [1, 3])
+    machine.call("big", [], [5])
     assert not any(tensor.defined for tensor in (*both, third))
     # The pair comes back for its first, its second goes for the third, and the pair runs again.
     machine.call("all", [both[0], third, both[1]], [0])
@@ -212,16 +214,16 @@ def test_a_request_that_fails_leaves_nothing_locked():
 
 def test_thrashing_compares_with_the_larger_of_this_step_and_the_last():
     machine, engine = started(2, thrash_limit=3)
-    results = chain(machine, 10)
-    with pytest.raises(Thrashing, match="computing again has cost 21 beside the 10 of the step"):
+    results = chain(machine, 30)
+    with pytest.raises(Thrashing, match="computing again has cost 61 beside the 30 of the step"):
         for tensor in reversed(results):
             engine.fetch([tensor])
     machine, engine = started(2, thrash_limit=3)
     engine.expected_cost = 1000
-    results = chain(machine, 10)
+    results = chain(machine, 30)
     for tensor in reversed(results):
         engine.fetch([tensor])
-    assert engine.stats.recompute_cost > 21
+    assert 61 < engine.stats.recompute_cost < 2000
 
 
 def test_a_step_begins_with_nothing():
@@ -537,7 +539,7 @@ def invariants(machine, engine):
             assert (tensor in machine.values) == (tensor.defined and storage.resident)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**9),
     share=st.floats(0.2, 1),
@@ -573,7 +575,9 @@ def test_no_value_changes_and_the_budget_is_kept(
         found = carry_out(steps, machine, engine, check)
     except NoRoom as error:
         assert error.usage + error.need > error.budget == budget
-        assert not engine.pool
+        if trigger == "before":
+            others = error.pinned_bytes + error.locked_bytes + error.small_bytes
+            assert others == error.usage
     else:
         assert found == expected
 
