@@ -18,6 +18,7 @@ from mimose.planners import make_planner
 from mimose.planners.static import Static
 from mimose.records import Measured, StepRecord
 from mimose.runtime.eviction.engine import Thrashing
+from mimose.units import format_seconds
 from mimose_bench.experiments import stopping
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.remembered import Replay, StepMemory, key_of
@@ -126,7 +127,7 @@ class Trainer:
             # Its text alone: the error itself would keep the step's tensors alive.
             failure, thrashing = str(error), False
         except Thrashing as error:
-            failure, thrashing = str(error), True
+            failure, thrashing = _too_much(error), True
         else:
             return Step(number, batch, record, loss, waited)
         in_optimizer = handle.in_optimizer
@@ -278,3 +279,11 @@ class Trainer:
                 return None
             peaks.append(0 if record is None else record.peak_reserved_bytes or 0)
         return max(peaks) or None
+
+
+def _too_much(error: Thrashing) -> str:
+    return (
+        f"recomputation took {format_seconds(error.recompute_cost)} beside the "
+        f"{format_seconds(error.operator_cost)} of the step's own operators, more than "
+        f"{error.limit:g} times as long in all"
+    )

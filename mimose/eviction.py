@@ -137,7 +137,7 @@ class EvictionFigures:
 
     Attributes:
         num_evictions: Storages evicted, whatever became of them.
-        num_dropped: Of these, storages that have no copy to come back from.
+        num_dropped: Of these, those that are computed again if asked for, not copied back.
         num_rematerializations: Operators run again.
         num_swaps_out: Storages copied to the host.
         num_swaps_in: Storages brought back.

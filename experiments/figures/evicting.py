@@ -23,7 +23,8 @@ class Course:
     Attributes:
         records: Of each step that counts.
         figures: What the policy did in each of them; empty for planners of blocks.
-        failure: Why a step did not finish; empty where all did.
+        failure: How a step did not finish, in two words; empty where all did.
+        reason: The same in a sentence.
         peak_allocated: Over all steps, in bytes.
         peak_reserved: Likewise.
     """
@@ -31,6 +32,7 @@ class Course:
     records: list[StepRecord] = field(default_factory=list)
     figures: list[EvictionFigures] = field(default_factory=list)
     failure: str = ""
+    reason: str = ""
     peak_allocated: int = 0
     peak_reserved: int = 0
 
@@ -58,6 +60,7 @@ class Course:
         frame = pd.DataFrame(
             {
                 "outcome": record.outcome,
+                "weight": None,
                 "forward_seconds": record.forward_seconds,
                 "backward_seconds": record.backward_seconds,
                 **record.extra,
@@ -82,7 +85,8 @@ def follow(session: Session, batches: Iterable[Batch], *, settle: int = 0) -> Co
     for number, batch in enumerate(batches):
         step = session.attempt(batch)
         if step.error is not None or step.record is None:
-            course.failure = step.error or "no step"
+            course.failure = "given up (thrashing)" if step.thrashing else "out of memory"
+            course.reason = step.error or course.failure
             break
         if number >= settle:
             course.records.append(step.record)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from mimose.eviction import COLUMNS
+from mimose.eviction import COLUMNS, Eviction
+from mimose.records import Situation, StepRecord
 from mimose.units import MIB
 from mimose_bench.experiments import comparing, tables
 from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.flops import Taken, hardware_flops, taken_in
 from mimose_bench.experiments.planning import describe, plan_sizes
 from mimose_bench.experiments.reading import Run, load_run
 from mimose_bench.experiments.remembered import StepMemory
@@ -128,7 +131,7 @@ def test_thrashing_ends_the_run_and_is_recorded(tmp_path: Path) -> None:
         tiny(tmp_path, budget=12 * MIB, planner_options={"thrash_limit": "1.0001"}), quiet=True
     )
     assert result.exit_code == 3
-    assert "was given up under planner dtr" in str(result.message)
+    assert "was given up under planner dtr: recomputation took" in str(result.message)
     found = read(result)
     assert found.info["outcome"] == "thrashing"
     last = found.steps.iloc[-1]
@@ -149,6 +152,25 @@ def test_simulated_steps_are_not_replayed(tmp_path: Path) -> None:
     assert (steps["outcome"] == "ok").all()
     assert (steps["step_seconds"] > 0).all()
     assert steps["eviction_maintenance_seconds"].notna().all()
+
+
+def test_a_simulated_step_pays_for_what_it_recomputes(tmp_path: Path) -> None:
+    config = {"device": "sim:v100", "steps": 3, "flops": "off"}
+    free, bound = (
+        read(run(tiny(tmp_path, budget=budget, reserve=reserve, **config), quiet=True))
+        for budget, reserve in ((None, None), (40 * MIB, "24MB"))
+    )
+    assert (bound.steps["num_evictions"] > 0).any()
+    assert bound.summary["peak_allocated_bytes"] <= 16 * MIB
+    assert bound.summary["total_seconds"] > free.summary["total_seconds"]
+
+
+def test_what_ran_again_has_no_flops() -> None:
+    policy = Eviction(system="dtr")
+    assert hardware_flops(Taken((4, 64), policy), {}, {}) is None
+    record = StepRecord((4, 64), policy, "static", Situation(0))
+    assert taken_in(record) == Taken((4, 64), policy)
+    assert taken_in(replace(record, outcome="thrashing")) is None
 
 
 def test_plans_for_sizes_are_the_policy(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from mimose.runtime.eviction.lineage import Recipe, rebuilt, tensors_returned
 from mimose.runtime.eviction.storages import Mover
 from mimose.runtime.eviction.timing import Timer
 
-
 _SCALARS = (int, float, bool)
 _SCALAR_BYTES = 512  # A number that stands for a tensor is made one.
 
@@ -40,6 +39,7 @@ class TorchBackend:
     Attributes:
         engine: Whose backend it is.
         copies: Copies of storages on the host, where storages are swapped.
+        insists: Evict storages when memory runs out, and try again.
         rerun_seconds: What running operators again took, in the device's time.
         rerun_wall_seconds: The same on this machine's clock, with what goes with it.
         swap_wait_seconds: Time that the model waited for copies.
@@ -47,6 +47,7 @@ class TorchBackend:
 
     engine: Engine
     copies: Copies | None = None
+    insists: bool = False
 
     def __init__(
         self,
@@ -81,6 +82,25 @@ class TorchBackend:
             self.engine.make_room(operator.size + spare)
         if self.copies is not None and self.copies.arriving:
             self.copies.await_arrival(parent.storage for parent in operator.parents)
+        storages, output = self._insisted(operator, recipe)
+        self._deliver(operator, recipe, storages, tensors_returned(output))
+        self.rerun_wall_seconds += perf_counter() - started
+
+    def _insisted(
+        self, operator: Operator, recipe: Recipe
+    ) -> tuple[list[torch.UntypedStorage], Any]:
+        """Run an operator; where that is wanted, evict storages as long as memory runs out."""
+        while True:
+            try:
+                return self._attempt(operator, recipe)
+            except torch.OutOfMemoryError:
+                if not self.insists or not self.engine.evict_one():
+                    raise
+
+    def _attempt(
+        self, operator: Operator, recipe: Recipe
+    ) -> tuple[list[torch.UntypedStorage], Any]:
+        """Return the storages that an operator got, and what it returned."""
         storages = self._arguments(operator, recipe)
         with as_in_dispatch():
             with torch._C._DisableTorchDispatch():
@@ -89,9 +109,7 @@ class TorchBackend:
             with self._generators(recipe):
                 cost, output = self._run(recipe, args, kwargs)
         self.rerun_seconds += cost
-        del args, kwargs
-        self._deliver(operator, recipe, storages, tensors_returned(output))
-        self.rerun_wall_seconds += perf_counter() - started
+        return storages, output
 
     def _arguments(self, operator: Operator, recipe: Recipe) -> list[torch.UntypedStorage]:
         """Return the storages that the operator gets: copies of those that it changes."""
@@ -207,10 +225,31 @@ class TorchBackend:
             self._mover.move(live, made)
             return live
 
-        with as_in_dispatch():
-            self.copies.bring_back(storage, receive, self.now())
+        while True:
+            try:
+                with as_in_dispatch():
+                    self.copies.bring_back(storage, receive)
+                break
+            except torch.OutOfMemoryError:
+                if not self.insists or not self.engine.evict_one():
+                    raise
         if self._changed is not None:
             self._changed(storage.size)
+
+    def bring_ahead(self, storage: Storage) -> bool:
+        """Start bringing data back that nothing needs yet; return whether there was room.
+
+        Within the budget there may be no piece of memory that is large enough.
+        """
+        insists, self.insists = self.insists, False
+        try:
+            self.engine.swap_in(storage)
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            self.insists = insists
+        storage.accessed = self.now()
+        return True
 
 
 def _shielded_bytes(operator: Operator) -> int:

@@ -155,7 +155,7 @@ class CudaChannel:
         """Let kernels from here on wait."""
         stream = torch.cuda.current_stream(self._torch_device)
         if transfer.query():
-            # Done by the host's time; the computing stream has to be ordered behind it all the same.
+            # Done, as the host sees it; the computing stream is ordered behind it all the same.
             stream.wait_event(transfer)
             return
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))

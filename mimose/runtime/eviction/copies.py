@@ -92,7 +92,7 @@ class Copies:
         self.arriving: dict[Storage, tuple[Any, Any]] = {}
         self.outgoing_bytes = self.arriving_bytes = self.away_bytes = 0
         self.num_out = self.num_in = self.moved_bytes = 0
-        self._out_until = self._in_until = float("-inf")
+        self._out_until = float("-inf")
 
     def end(self) -> None:
         """Let what follows wait for all transfers, and give all copies up."""
@@ -138,16 +138,14 @@ class Copies:
         self.await_departure((storage,))
         self.away_bytes += storage.size
 
-    def bring_back(self, storage: Storage, receive: Callable[[Any], Any], now: float) -> None:
+    def bring_back(self, storage: Storage, receive: Callable[[Any], Any]) -> None:
         """Start copying a storage from the host, where its copy stays.
 
         Args:
             storage: The storage.
             receive: Takes the new memory, and returns what keeps it.
-            now: The time.
         """
         copy = self._copies[storage]
-        self._in_until = max(self._in_until, now) + self.seconds(copy.size)
         data, transfer = self.channel.fetch(copy.host)
         self.arriving[storage] = transfer, receive(data)
         self.arriving_bytes += storage.size
@@ -164,7 +162,7 @@ class Copies:
                 self.arriving_bytes -= storage.size
 
     def await_departure(self, storages: Iterable[Storage]) -> None:
-        """Let what follows, which changes or frees some storages, wait for copies that read them."""
+        """Let what follows, which changes or frees storages, wait for copies that read them."""
         for storage in storages:
             copy = self.outgoing.pop(storage, None)
             if copy is not None:

@@ -9,8 +9,8 @@ docs/planners.md gives the reasons. With ``m`` a storage's bytes and ``s`` its s
 * Cost of swapping: what cannot be hidden behind the operators. On the way out that is the time
   until its copy is whole, nothing if it is already; on the way in, what is left of its transfer,
   and of all that comes back before it, after the time until its next use.
-* The filter ``base`` releases the least of (the lesser cost) ``/ (m s)``, ``lru`` the least recently
-  used and ``greedy`` the largest. The director takes the lesser cost.
+* The filter ``base`` releases the least of (the lesser cost) ``/ (m s)``, ``lru`` the least
+  recently used and ``greedy`` the largest. The director takes the lesser cost.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ Output = tuple[int, Tensor | None]
 """Bytes of new storage, or 0 and the tensor whose storage it lies in."""
 
 SMALL_SHARE = 0.01
-"""Share of the mean size below which a storage is small (DTR's paper, appendix on approximations;
-the prototype compares when a storage is made, with the mean of all made so far)."""
+"""Share of the mean size below which a storage is small (DTR's paper). As in the prototype, it is
+compared when it is made, with the mean of all made so far."""
 
 
 class Backend(Protocol):
@@ -90,7 +90,7 @@ class Policy(Protocol):
         """A storage lost its data and is not on the host."""
 
     def restored(self, storages: Sequence[Storage]) -> None:
-        """Storages that were missing are resident: computed again, or first after being announced."""
+        """Storages that were missing are resident: computed again, or for the first time."""
 
 
 class Stats:

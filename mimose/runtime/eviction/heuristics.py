@@ -332,7 +332,7 @@ class DtrEq(Heuristic):
             root = root.parent
             steps += 1
         while component is not root:
-            component.parent, component = root, component.parent  # type: ignore[assignment]
+            component.parent, component = root, component.parent
         self.stats.accesses += steps
         return root
 

@@ -108,11 +108,12 @@ class EvictionRuntime:
                 self._copies,
                 uses,
                 self._backend.start_copy,
+                self._backend.bring_ahead,
                 prefetch=settings.prefetch,
             )
         self._limited = budget_bytes is not None
         self._measures = self._limited and settings.trigger == "before"
-        self._insists = settings.trigger == "oom"
+        self._insists = self._backend.insists = settings.trigger == "oom"
         self._charges = device.kind == "sim"
         self._known = KnownStorages()
         self._needs = Needs(foresight_of(device))
@@ -362,14 +363,15 @@ class EvictionRuntime:
             holder = holders[place]
             if holder.constant and (traits.makes or holder.tensor.children):
                 self._preserve(holder)
-        signature: Any = None
+        signature: int | None = None
         need: int | None = 0
         if self._limited:
-            signature = (func, described, tuple(named.items())) if named else (func, described)
             try:
+                # Its hash alone: the rest would add up to far more than what is remembered.
+                signature = hash((func, described, tuple(named.items()) if named else None))
                 need = needs.get(signature)
             except TypeError:  # An argument that cannot be hashed.
-                signature = need = None
+                need = None
         self._request(parents)
         try:
             measures = need is None and self._measures
@@ -646,6 +648,7 @@ class EvictionRuntime:
 
 _UNMADE = Tensor(Storage(0, -1), None)
 """What a holder has before the engine knows of it."""
+
 
 def policy_of(settings: Eviction, copies: Copies | None, uses: Uses | None) -> Policy:
     """Return what chooses storages under these settings."""

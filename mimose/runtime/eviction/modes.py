@@ -67,7 +67,7 @@ class OperatorMode(TorchDispatchMode):
 
 
 def _lift(count: int) -> list[Any]:
-    return [torch._C._pop_torch_dispatch_stack() for _ in range(count)]
+    return [torch._C._pop_torch_dispatch_stack(None) for _ in range(count)]
 
 
 def _lower(modes: list[Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import isqrt
 from random import Random
-from typing import Any
 
 from mimose.runtime.eviction.graph import Storage
 

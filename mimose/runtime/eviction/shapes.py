@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from mimose.runtime.eviction.lineage import PLAIN, Traits, tensors_returned
 
-_MOST_KNOWN = 200_000
+_MOST_KNOWN = 500_000
 _GRAIN = 512
 
 
@@ -26,14 +27,14 @@ class Needs:
     """
 
     def __init__(self, foresee: Callable[[Any, Any, Any], int | None]) -> None:
-        self._known: dict[Any, int] = {}
+        self._known: dict[int, int] = {}
         self._foresee = foresee
 
-    def get(self, signature: Any) -> int | None:
+    def get(self, signature: int) -> int | None:
         """Return what a call of this signature needed the last time, or None."""
         return self._known.get(signature)
 
-    def learn(self, signature: Any, need: int) -> None:
+    def learn(self, signature: int, need: int) -> None:
         """Take note of what a call needed."""
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
@@ -49,13 +50,14 @@ class Needs:
 
 def on_meta(func: Any, args: Any, kwargs: Any) -> int | None:
     """Return the bytes of an operator's outputs, from running it on tensors without data."""
-    with torch._C._DisableTorchDispatch():
+    with torch._C._DisableTorchDispatch(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The operator itself will tell.
         try:
             output = func(
                 *(_as_meta(each) for each in args),
                 **{name: _as_meta(each) for name, each in kwargs.items()},
             )
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        except Exception:  # Whatever stands in its way, it is only an estimate that is missing.
             return None
     storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors_returned(output)}
     return sum(rounded(storage.nbytes()) for storage in storages.values())

@@ -23,8 +23,10 @@ the step began to the budget. A model fills memory several times faster than the
 to be begun with long before; a model that never gets so far has nothing to swap. A step like one
 that had to evict starts at once."""
 
-UNDER_WAY_SECONDS = 0.01
-"""Time's worth of copies under way, either way, that no further ones are added to."""
+UNDER_WAY_SECONDS = 0.003
+"""Time's worth of copies under way, either way, that no further ones are added to: what is copied
+next is chosen late that way. (Tried on a simulated V100: 10 ms makes BERT at 40 % of its memory 11 %
+slower, 30 ms half as slow again.)"""
 
 _FADING = 0.98
 """What is left, an operator later, of the room that prefetching leaves for operators' outputs."""
@@ -39,6 +41,7 @@ class Swapper:
         copies: The copies on the host.
         uses: When storages are used.
         start: Starts copying a storage to the host.
+        bring: Starts bringing a storage back, if there is memory; returns whether it did.
         prefetch: Whether to bring storages back ahead of their use.
     """
 
@@ -49,6 +52,7 @@ class Swapper:
         copies: Copies,
         uses: Uses,
         start: Callable[[Storage], None],
+        bring: Callable[[Storage], bool],
         *,
         prefetch: bool,
     ) -> None:
@@ -57,8 +61,9 @@ class Swapper:
         self._copies = copies
         self._uses = uses
         self._start = start
+        self._bring = bring
         self._prefetch = prefetch
-        self._most_under_way = int(UNDER_WAY_SECONDS * copies.channel.bandwidth)
+        self._most_under_way = max(1, int(UNDER_WAY_SECONDS * copies.channel.bandwidth))
         self._mark = 0
         self._at_once = False
         self._margin = 0.0
@@ -137,5 +142,5 @@ class Swapper:
                 return
             if engine.backend.usage() + wanted.size + self._margin > budget:
                 return
-            engine.swap_in(wanted)
-            wanted.accessed = engine.backend.now()
+            if not self._bring(wanted):
+                return

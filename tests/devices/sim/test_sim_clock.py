@@ -203,3 +203,45 @@ def test_planning_is_charged_by_what_it_counts(device):
     before = device.clock.host
     assert device.charge(work, 123.0) == pytest.approx(expected)
     assert device.clock.host - before == pytest.approx(expected)
+
+
+def test_copies_of_either_direction_run_beside_each_other_and_are_waited_for_one_by_one():
+    clock = Clock(synchronize_seconds=0.0, launch_seconds=0.0)
+    clock.launch(0.0, 10.0)
+    clock.let_copies_wait()
+    out, later = clock.copy(5.0), clock.copy(20.0)
+    back = clock.copy(2.0, incoming=True)
+    assert (out, later, back) == (15.0, 35.0, 12.0)
+    assert clock.wait_until(back) == 2.0
+    assert clock.wait_until(out) == 3.0
+    assert clock.wait_until(back) == 0.0
+    assert clock.now() == 15.0
+    clock.wait_for_copies()
+    assert clock.now() == 35.0
+
+
+def test_a_step_that_waits_for_single_copies_is_not_replayed(device):
+    def log_of(step):
+        device.put(torch.zeros(4))
+        log = device.start_log()
+        step()
+        device.stop_log()
+        return log
+
+    def copies():
+        device.wait_for_copy(device.start_copy(1000, incoming=True))
+
+    assert log_of(lambda: None).replayable
+    assert not log_of(copies).replayable
+    assert log_of(lambda: None).replayable
+
+
+def test_a_copy_takes_its_bytes_after_the_kernels_before_it(device):
+    x = torch.empty(4096, 4096, device="meta")
+    device.synchronize()
+    x @ x
+    done = device.now()
+    copy = device.start_copy(10**9, incoming=False)
+    assert copy == pytest.approx(done + 10**9 / GPU.copy_bandwidth, rel=1e-3)
+    assert device.wait_for_copy(copy) == pytest.approx(copy - done)
+    assert device.now() == copy

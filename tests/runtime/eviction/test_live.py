@@ -1,19 +1,14 @@
 """Whole training steps under eviction give the same numbers, in the memory that they are given."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from mimose.devices import open_device
 from mimose.eviction import HEURISTICS, Eviction
 from mimose.runtime.evicting import NoRoomError
-from mimose.runtime.eviction.engine import Thrashing
-from mimose.runtime.eviction.live import EvictionRuntime
+from mimose.runtime.eviction.engine import NoRoom, Thrashing
 
-EXACT = Eviction(system="dtr", sampling=False, ignore_small=False, thrash_limit=None)
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 
 
@@ -159,3 +154,170 @@ def test_other_triggers(train, plain, trigger):
     assert plain["bert"].differences(seen) == 0
     # Nothing runs out of memory here, since the device has no limit.
     assert bool(seen.figures[-1].num_evictions) == (trigger == "after")
+
+
+def with_checkpoints(model, batch):
+    x = batch
+    for block in model.blocks:
+        x = checkpoint(block, x, use_reentrant=False)
+    loss = model.head(x.mean((2, 3))).pow(2).mean()
+    loss.backward()
+    return loss.detach()
+
+
+def accumulating(model, batch):
+    for part in batch.chunk(2):
+        loss = model(part).pow(2).mean()
+        loss.backward()
+    return loss.detach()
+
+
+def mixed(model, batch):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(batch).float().pow(2).mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    return loss.detach()
+
+
+def twice_differentiated(model, batch):
+    x = batch.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
+    loss = gradient.pow(2).mean()
+    loss.backward()
+    return loss.detach()
+
+
+def filling_zeros(model, batch):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for _ in range(2):
+        model.zero_grad(set_to_none=False)
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+    return loss.detach()
+
+
+def hooked(model, batch):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t / 2):
+        loss = model(batch).pow(2).mean()
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("conv", with_checkpoints),
+        ("conv", accumulating),
+        ("conv", mixed),
+        ("mlp", accumulating),
+        ("mlp", mixed),
+        ("mlp", filling_zeros),
+        ("mlp", twice_differentiated),
+        ("mlp", hooked),
+    ],
+)
+def test_ways_to_train(train, name, step):
+    build, batch, _ = MODELS[name]
+    plain = train(build, batch(), step=step)
+    unlimited = train(build, batch(), exact(), step=step)
+    assert plain.differences(unlimited) == 0
+    assert unlimited.peaks == plain.peaks
+    for share in (0.85, 0.7):
+        seen = train(build, batch(), exact(), plain.budget(share), step=step)
+        assert plain.differences(seen) == 0
+        assert seen.figures[-1].num_evictions
+        assert seen.peaks[-1] <= plain.budget(share)
+
+
+def test_prototype_settings(train, plain):
+    build, batch, _ = MODELS["bert"]
+    seen = train(build, batch(), Eviction(system="dtr"), plain["bert"].budget(0.6), even=False)
+    assert plain["bert"].differences(seen) == 0
+    figures = seen.figures[-1]
+    assert figures.num_evictions
+    assert figures.recompute_seconds > 0
+    assert figures.search_seconds > 0
+    assert figures.overhead_seconds > 0
+    assert figures.operator_seconds < seen.seconds
+
+
+def test_too_little(train, plain):
+    build, batch, _ = MODELS["bert"]
+    with pytest.raises((NoRoomError, NoRoom)):
+        train(build, batch(), exact(), plain["bert"].budget(0.05))
+
+
+def test_a_reserve_is_left(train, plain):
+    build, batch, _ = MODELS["bert"]
+    budget = plain["bert"].budget(0.9)
+    seen = train(build, batch(), exact(reserve_bytes=200_000), budget)
+    assert seen.peaks[-1] <= budget - 200_000
+
+
+def test_thrashing_gives_up(train, plain):
+    build, batch, _ = MODELS["bert"]
+    with pytest.raises(Thrashing):
+        train(
+            build, batch(), exact(heuristic="random", thrash_limit=1.5), plain["bert"].budget(0.4)
+        )
+
+
+class TestSimulated:
+    def test_memory_falls_and_the_clock_moves(self, train):
+        build, batch, _ = MODELS["bert"]
+        plain = train(build, batch(), kind="sim:v100-16gb")
+        unlimited = train(build, batch(), exact(), kind="sim:v100-16gb")
+        assert unlimited.peaks == plain.peaks
+        assert unlimited.seconds > plain.seconds
+        before = unlimited.seconds
+        for share in (0.8, 0.6, 0.5):
+            budget = plain.budget(share)
+            seen = train(build, batch(), exact(), budget, kind="sim:v100-16gb")
+            assert max(seen.peaks) <= budget
+            figures = seen.figures[-1]
+            assert figures.num_rematerializations
+            assert figures.recompute_seconds > 0
+            assert figures.search_seconds > 0
+            assert figures.overhead_seconds == 0
+            assert seen.seconds > before
+            before = seen.seconds
+
+    def test_waiting_for_each_operator_takes_time(self, train):
+        build, batch, _ = MODELS["bert"]
+        seconds = [
+            train(build, batch(), exact(synchronous=waits), kind="sim:v100-16gb").seconds
+            for waits in (False, True)
+        ]
+        assert seconds[0] < seconds[1]
+
+    def test_masks_whose_values_are_known(self, train):
+        class Selecting(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.last = mlp(), nn.Linear(32, 4)
+
+            def forward(self, x, keep):
+                h = self.first(x)
+                chosen = h[keep]
+                places = keep.nonzero().flatten()
+                return self.last(torch.tanh(chosen) + h[places])
+
+        def step(model, batch):
+            loss = model(*batch).pow(2).mean()
+            loss.backward()
+            return loss.detach()
+
+        batch = (torch.ones(256, 32), torch.arange(256) % 3 == 0)
+        results = []
+        for kind in ("cpu", "sim:v100-16gb"):
+            plain = train(Selecting, batch, step=step, kind=kind)
+            seen = train(Selecting, batch, exact(), plain.budget(0.8), step=step, kind=kind)
+            assert seen.figures[-1].num_rematerializations
+            results.append(seen.num_pinned)
+        assert results[0] == 0
+        assert results[1] > 0

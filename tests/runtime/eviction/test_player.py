@@ -59,7 +59,10 @@ def test_unit_chains_are_as_the_simulator_plays_them(n):
 def test_random_graphs_are_as_the_simulator_plays_them(graph):
     log = parse(graph["log"])
     free = play(log, Lru(), None)
-    assert (free.peak, free.clock) == (graph["baseline"]["max_memory"], graph["baseline"]["compute"])
+    assert (free.peak, free.clock) == (
+        graph["baseline"]["max_memory"],
+        graph["baseline"]["compute"],
+    )
     for row in rows(graph["results"]):
         assert differences(log, row) == {}, (row["heuristic"], row["runtime"], row["ratio"])
 
