@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mimose.devices.sim.device import SimDevice
@@ -27,8 +28,6 @@ def batch_of(network: Network, samples: int | None = None) -> Batch:
         return network.batch(samples)
     if samples is None:
         return network.example_batch(LENGTH)
-    from dataclasses import replace
-
     return replace(network, batch_size=samples).example_batch(LENGTH)
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from mimose_bench.experiments.figures import (
     activations,
     clock,
+    delta,
     fig3,
+    fig5,
     fig9,
+    fragmentation,
     operator_graphs,
     rotor,
     stars,
@@ -35,7 +38,7 @@ class Check:
     """
 
     run: Callable[..., Reproduction]
-    quick: Mapping[str, int] = field(default_factory=dict)
+    quick: Mapping[str, int | str] = field(default_factory=dict)
     require: Callable[[str], None] | None = None
 
 
@@ -48,6 +51,24 @@ CHECKS: dict[str, Check] = {
     "static": Check(static.check, {"stride": static.QUICK_STRIDE}),
     "activations": Check(activations.check, {"length": activations.QUICK_LENGTH}),
     "checkmate-graphs": Check(operator_graphs.check, {"seconds": operator_graphs.QUICK_SECONDS}),
+    "fig5": Check(
+        fig5.check,
+        {"steps": fig5.QUICK_STEPS, "cpu_steps": fig5.QUICK_CPU_STEPS, "cpu_scale": "tiny"},
+    ),
+    "fragmentation": Check(
+        fragmentation.check,
+        {
+            "runs": fragmentation.QUICK_RUNS,
+            "steps": fragmentation.QUICK_STEPS,
+            "ways": fragmentation.QUICK_WAYS,
+            "cpu_steps": fragmentation.QUICK_CPU_STEPS,
+            "cpu_scale": "tiny",
+        },
+    ),
+    "delta": Check(
+        delta.check,
+        {"networks": delta.QUICK_NETWORKS, "ways": delta.QUICK_WAYS, "limits": False},
+    ),
     "clock": Check(clock.check, {"stride": clock.QUICK_STRIDE}, clock.require_v100),
 }
 """What can be reproduced. To add one: a module with such a function, and a line here."""

@@ -52,7 +52,9 @@ class _Watch(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if self.kept is None and torch._C._current_graph_task_id() != -1:
-            self.kept = [kept for reference, kept in self._alive.values() if reference() is not None]
+            self.kept = [
+                kept for reference, kept in self._alive.values() if reference() is not None
+            ]
         if self.kept is not None:
             return func(*args, **(kwargs or {}))
         read = {storage._cdata for storage in _storages((args, kwargs))}

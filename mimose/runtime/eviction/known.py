@@ -59,7 +59,7 @@ class Holder:
     def storage(self) -> torch.UntypedStorage | None:
         """Return the storage that the data is or would be in; None if there is none."""
         if self.ref is not None:
-            found = self.ref()
+            found: torch.UntypedStorage | None = self.ref()
             if found is not None:
                 return found
         return self.owned

@@ -156,7 +156,7 @@ class EvictionRuntime:
         self._seconds = self._bare_seconds = 0.0
         self._charged = (0, 0)
         self._charged_seconds = [0.0, 0.0]
-        self._mode.push()
+        self._mode.install()
         self.active = True
 
     def stop(self) -> EvictionFigures:
@@ -376,7 +376,7 @@ class EvictionRuntime:
         try:
             measures = need is None and self._measures
             if need is None:
-                need = needs.work_out(traits, func, args, kwargs) if measures else 0
+                need = needs.work_out(traits, func, args, kwargs, described) if measures else 0
             if need:
                 engine.make_room(need)
             if self._charges:
@@ -401,8 +401,7 @@ class EvictionRuntime:
             raise
         if measures:
             need = self._measured(before)
-            if signature is not None:
-                needs.learn(signature, need)
+            needs.learn(signature, func, described, need)
         fresh, outputs, sources = self._outputs(traits, described, output)
         changed = [holders[place] for place in written if not holders[place].constant]
         version, room = None, sum(size for size, _ in outputs) if outputs else 0

@@ -28,18 +28,13 @@ class OperatorMode(TorchDispatchMode):
         self.passive = True
         self._run = run
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # What it would wrap around every operator takes longer than some operators.
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
         if self.passive:
             return func(*args, **(kwargs or {}))
         return self._run(func, args, kwargs or {})
 
-    def push(self) -> None:
+    def install(self) -> None:
         """Come into force: above a simulated device's mode, and below all others.
 
         A mode that a user entered before is left by taking the topmost one off the stack, which is

@@ -58,7 +58,7 @@ class ResizingMover:
     """Resizes storages instead: for CUDA on machines without a compiler.
 
     Memory is freed at once as well, but bringing data back takes a copy, and both its places while
-    it is copied.
+    it is copied; and asking for the address of data that is gone is not refused.
     """
 
     def drop(self, storage: torch.UntypedStorage) -> None:

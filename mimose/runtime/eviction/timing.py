@@ -16,14 +16,15 @@ class Timer(Protocol):
 
     Attributes:
         now: Returns the time that staleness is measured by.
-        start: Called right before an operator with its signature, or None.
-        stop: Called right after it with what ``start`` returned and the signature; returns its
-            cost in seconds.
     """
 
     now: Callable[[], float]
-    start: Callable[[Any], float]
-    stop: Callable[[float, Any], float]
+
+    def start(self, signature: Any, /) -> float:
+        """Return a stamp, right before an operator of this signature (None: unknown)."""
+
+    def stop(self, start: float, signature: Any, /) -> float:
+        """Return the operator's cost in seconds, right after it."""
 
 
 class HostTimer:
