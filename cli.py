@@ -639,6 +639,118 @@ def run(
 
 
 @app.command()
+def sweep(
+    grid: Annotated[
+        Path | None,
+        typer.Argument(help="Grid of runs, a TOML file (docs/sweep.md); or give the options."),
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="Tasks, separated by commas.")
+    ] = None,
+    planners: Annotated[
+        str | None,
+        typer.Option("--planners", help="Planners, or names of the grid's, separated by commas."),
+    ] = None,
+    budgets: Annotated[
+        str | None,
+        typer.Option(
+            "--budgets",
+            help="Budgets, separated by commas: bytes (4GB), none, shares of the way from the "
+            "task's lower to its upper bound (50%), or paper. The baseline has none.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="Seeds, separated by commas.")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", help="Devices, separated by commas.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="KEY=VALUE",
+            help="An option of run for every cell, for example steps=50 or data=synthetic; "
+            "repeatable.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder of the sweep; results/NAME of the grid by default. One that holds a "
+            "sweep is resumed: what has a result there is not run again.",
+        ),
+    ] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            "--executor", help="Where cells run: local, slurm (submitit) or ray, a job each."
+        ),
+    ] = "local",
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", help="Most processes at once: 1 here, all of them on a cluster."),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", help="GPUs of a cell on a cluster; 1 on cuda, else 0."),
+    ] = None,
+    partition: Annotated[str | None, typer.Option("--partition", help="Slurm's partition.")] = None,
+    minutes: Annotated[
+        int | None, typer.Option("--minutes", help="Most minutes of a job of Slurm's.")
+    ] = None,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share/--no-share",
+            help="Whether cells of one task on one simulated device run in one process, so that "
+            "a step is simulated once for all of them.",
+        ),
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and their commands, run none.")
+    ] = False,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Run a grid of tasks, planners, budgets, seeds and devices; resumes where it stopped."""
+    from mimose_bench.experiments.sweep.grid import option_of, read_grid
+    from mimose_bench.experiments.sweep.start import Way, listed, plan
+    from mimose_bench.experiments.sweep.start import sweep as carry_out
+    from mimose_bench.experiments.sweep.summary import describe
+
+    axes = {"tasks": tasks, "planners": planners, "budgets": budgets, "devices": devices}
+    given: dict[str, Any] = {k: _words(v) for k, v in axes.items() if v is not None}
+    if seeds is not None:
+        given["seeds"] = [int(s) if s.isdigit() else s for s in _words(seeds)]
+    given["options"] = dict(option_of(text) for text in option or ())
+    asked = read_grid(grid, given)
+    if any(":" in planner.of for planner in asked.planners) and "" not in sys.path:
+        sys.path.insert(0, "")
+    folder = out or RESULTS / (grid.stem if grid is not None else "sweep")
+    way = Way(
+        executor=executor, jobs=jobs, gpus=gpus, partition=partition, minutes=minutes, share=share
+    )
+    if dry_run:
+        cells = plan(asked, folder)
+        if json:
+            _print_json(listed(cells, folder))
+        else:
+            for each in listed(cells, folder):
+                print(f"{each['cell']}: {each['state']}\n  {each['command']}")
+        return
+    rows = carry_out(asked, folder, way, (lambda _: None) if quiet else _say)
+    if json:
+        _print_json(rows)
+    else:
+        print(describe(rows))
+        print(f"\n{folder}")
+    if any(row["state"] == "failed" for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
 def smoke(
     device: Device = "auto",
     scale: Scale = "small",
@@ -714,7 +826,10 @@ def demo(
 @app.command()
 def show(
     run: Annotated[
-        str, typer.Argument(help="A run's folder, its name within --results, or 'latest'.")
+        str,
+        typer.Argument(
+            help="A run's folder, its name within --results, 'latest', or a sweep's folder."
+        ),
     ] = "latest",
     steps: Annotated[
         int, typer.Option("--steps", min=0, help="How many of the last steps to show.")
@@ -722,9 +837,14 @@ def show(
     results: Results = RESULTS,
     json: AsJson = False,
 ) -> None:
-    """Show one run: how it ended, its peaks, its times. Runs that were killed can be read, too."""
+    """Show one run: how it ended, its peaks, its times; or a sweep's folder, finished or not."""
     from mimose_bench.experiments import tables
+    from mimose_bench.experiments.sweep.store import folder_of
 
+    folder = folder_of(run, results)
+    if folder is not None:
+        _show_sweep(folder, json)
+        return
     (found,) = _open_runs([run], results)
     if json:
         document = {**found.info, "summary": found.summary, "warnings": found.warnings}
@@ -743,7 +863,12 @@ def compare(
 ) -> None:
     """Compare runs over the same batches, step by step, with the first as the reference."""
     from mimose_bench.experiments import comparing, tables
+    from mimose_bench.experiments.sweep.store import folder_of
 
+    folder = folder_of(runs[0], results)
+    if len(runs) == 1 and folder is not None:
+        _show_sweep(folder, json)
+        return
     if len(runs) < 2:
         raise ValueError("compare needs two runs or more: the reference first")
     found = _open_runs(runs, results)
@@ -868,10 +993,14 @@ def _margin(text: str) -> int:
 
 
 def _sizes(text: str) -> list[str]:
-    sizes = [part.strip() for part in text.split(",") if part.strip()]
+    sizes = _words(text)
     if not sizes:
         raise ValueError("--lengths takes sizes separated by commas, for example 128,384")
     return sizes
+
+
+def _words(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
@@ -894,6 +1023,16 @@ def _open_runs(names: list[str], results: Path) -> list[Any]:
         for warning in opened.warnings:
             _say(f"warning: {warning}")
     return runs
+
+
+def _show_sweep(folder: Path, json: bool) -> None:
+    from mimose_bench.experiments.sweep.summary import describe, read
+
+    rows = read(folder)
+    if json:
+        _print_json(rows)
+    else:
+        print(describe(rows))
 
 
 def _simulated(gpu: Any) -> dict[str, Any]:

@@ -217,15 +217,14 @@ def differences(runs: Sequence[Any]) -> list[str]:
     """
     lines = []
     configs = [run.info.get("config") or {} for run in runs]
-    for key in sorted({key for config in configs for key in config} - _COMPARED):
+    for key in sorted({key for config in configs for key in config} - COMPARED):
         values = [config.get(key) for config in configs]
         if any(value != values[0] for value in values):
             lines.append(f"{key}: {', '.join(str(value) for value in values)}")
     return lines
 
 
-# What is compared, or says how a planner decides, or where the run lies.
-_COMPARED = {
+COMPARED = {
     "actions",
     "budget",
     "cache_step",
@@ -253,6 +252,7 @@ _COMPARED = {
     "trigger",
     "variant",
 }
+"""Settings that are compared, or say how a planner decides, or where the run lies."""
 
 _SHOWN = (
     "budget_bytes",

@@ -17,8 +17,14 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ValueError:
     names = list(known)
     if not names:
         return ValueError(f"there is no {kind} called {name!r}")
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if near:
-        return ValueError(f"there is no {kind} called {name!r}: did you mean {near[0]!r}?")
+    near = nearest(name, names)
+    if near is not None:
+        return ValueError(f"there is no {kind} called {name!r}: did you mean {near!r}?")
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     return ValueError(f"there is no {kind} called {name!r}: choose one of {shown}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of ``known`` that is most like ``name``; None if none is."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return near[0] if near else None

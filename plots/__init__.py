@@ -16,6 +16,7 @@ from mimose_bench.experiments.names import unknown_name
 from mimose_bench.experiments.reading import Run
 from mimose_bench.plots import (
     breakdown,
+    eviction_breakdown,
     input_sizes,
     layer_selection,
     loss,
@@ -34,6 +35,7 @@ FIGURES: dict[str, Callable[..., Any]] = {
 
 REPRODUCED: dict[str, tuple[str, Callable[[Reproduction], Any]]] = {
     "fig3": ("unchecked-memory", unchecked_memory.draw),
+    "fig5": ("eviction-breakdown", eviction_breakdown.draw),
     "fig9": ("layer-selection", layer_selection.draw),
 }
 """File name and function by the name of the reproduced figure."""

@@ -16,6 +16,7 @@ PAGES = [
     "docs/design.md",
     "docs/reproduce.md",
     "docs/simulation.md",
+    "docs/sweep.md",
     "docs/tasks.md",
 ]
 COMMANDS = [

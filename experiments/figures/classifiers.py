@@ -1,4 +1,4 @@
-"""ResNets on ImageNet, as DELTA's and DTR's authors trained them: square images in equal batches."""
+"""ResNets on ImageNet, which DELTA's authors trained: square images in batches of one size."""
 
 from __future__ import annotations
 

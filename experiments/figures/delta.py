@@ -126,7 +126,7 @@ def check(
             f"images of {RESNET50.side} x {RESNET50.side} in batches of {RESNET50.batch_size}; "
             f"QA-Bert in batches of {QA_BERT.batch_size}, {LENGTH} tokens",
             f"a batch counts as trained below {SLOWER[1]:g} times plain training's time a sample; "
-            f"both leave {' or '.join(RESERVES)} of the GPU for fragmentation there, what suits better",
+            f"both leave {' or '.join(RESERVES)} of the GPU free there, whichever gets further",
             "the original does not say how much slower its largest batches and least budgets are",
         ),
     )

@@ -67,7 +67,7 @@ def check(
         runs: Runs, each with lengths of its own.
         steps: Steps of each.
         ways: How many of :data:`WAYS` to take.
-        cpu_steps: Steps of each run that is measured on the cpu.
+        cpu_steps: Steps of each run that is measured on the cpu; 0 for none.
         cpu_scale: Scale of the task that is measured there.
         say: Takes lines of progress.
     """
@@ -123,7 +123,7 @@ def check(
         ),
         tables=(
             _table(f"MC-Roberta at {format_bytes(BUDGET)}, {label}", found, "GB"),
-            _on_cpu(cpu_steps, cpu_scale, say),
+            *([_on_cpu(cpu_steps, cpu_scale, say)] if cpu_steps else ()),
         ),
         notes=(
             "a step's figure is the same difference within the step; it includes what earlier, "

@@ -41,7 +41,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self._now = device.clock.now
         self._alive: dict[int, tuple[Any, Kept]] = {}
-        self._given: set[int] = set()
+        self.begun = False
         self.kept: list[Kept] | None = None
 
     def __torch_dispatch__(
@@ -51,11 +51,11 @@ class _Watch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if self.kept is None and torch._C._current_graph_task_id() != -1:
+        if self.begun and self.kept is None and torch._C._current_graph_task_id() != -1:
             self.kept = [
                 kept for reference, kept in self._alive.values() if reference() is not None
             ]
-        if self.kept is not None:
+        if not self.begun or self.kept is not None:
             return func(*args, **(kwargs or {}))
         read = {storage._cdata for storage in _storages((args, kwargs))}
         started = self._now()
@@ -77,8 +77,16 @@ def kept_for_backward(session: Session, batch: Batch) -> list[Kept]:
     device = session.handle.device
     assert isinstance(device, SimDevice)
     watch = _Watch(device)
-    with watch:
-        session.take(batch)
+
+    def begin(*_: object) -> None:
+        watch.begun = True
+
+    hook = session.handle.model.register_forward_pre_hook(begin)
+    try:
+        with watch:
+            session.take(batch)
+    finally:
+        hook.remove()
     assert watch.kept is not None
     return [kept for kept in watch.kept if kept.num_bytes]
 

@@ -3,8 +3,8 @@ from matplotlib.figure import Figure
 
 from mimose_bench import plots
 from mimose_bench.experiments import paper
-from mimose_bench.experiments.figures import fig3, fig9, stars
-from mimose_bench.experiments.figures.result import Reproduction
+from mimose_bench.experiments.figures import fig3, fig5, fig9, stars
+from mimose_bench.experiments.figures.result import Reproduction, Row
 
 LABEL = "simulated v100-32gb"
 
@@ -52,6 +52,24 @@ def test_layer_selection_shows_every_curve_and_names_both_sides(fig9_result):
     for panel in figure.axes:
         assert "paper" not in panel.get_title()
         assert LABEL not in panel.get_title()
+
+
+def test_an_iterations_parts_are_stacked_on_both_sides():
+    rows = tuple(
+        Row(series=bar.name, what=what, unit="ms", expected=ms / 1e3, obtained=ms / 2e3)
+        for bar in fig5.BARS
+        for what, ms in zip(fig5.PARTS, bar.parts)
+    )
+    result = Reproduction(
+        name="fig5", title="", source="Fig 5", device_label=LABEL, rows=rows, criteria=()
+    )
+    figure = plots.eviction_breakdown.draw(result)
+    theirs, ours = figure.axes
+    assert "the paper (Fig 5), V100" in labels(figure)
+    assert LABEL in labels(figure)
+    for panel, factor in ((theirs, 1), (ours, 0.5)):
+        tops = [patch.get_y() + patch.get_height() for patch in panel.patches[3::4]]
+        assert tops == pytest.approx([factor * sum(bar.parts) for bar in fig5.BARS])
 
 
 def test_reproduced_figures_are_written_and_equal_rows_give_equal_files(

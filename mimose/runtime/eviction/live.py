@@ -36,7 +36,7 @@ from mimose.runtime.eviction.heuristics import HEURISTICS
 from mimose.runtime.eviction.known import Holder, KnownStorages
 from mimose.runtime.eviction.lineage import PLAIN, Place, Recipe, Traits, tensors_returned
 from mimose.runtime.eviction.modes import OperatorMode
-from mimose.runtime.eviction.shapes import Needs, foresight_of, rounded
+from mimose.runtime.eviction.shapes import Needs, rounded
 from mimose.runtime.eviction.storages import mover_for
 from mimose.runtime.eviction.swapping import Swapper
 from mimose.runtime.eviction.timing import timer_for
@@ -113,10 +113,12 @@ class EvictionRuntime:
             )
         self._limited = budget_bytes is not None
         self._measures = self._limited and settings.trigger == "before"
-        self._insists = self._backend.insists = settings.trigger == "oom"
+        # DELTA goes on releasing storages, too, where no free piece of memory is large enough.
+        insists = settings.trigger == "oom" or settings.system == "delta"
+        self._insists = self._backend.insists = insists
         self._charges = device.kind == "sim"
         self._known = KnownStorages()
-        self._needs = Needs(foresight_of(device))
+        self._needs = Needs(device)
         self._traits: dict[Any, Traits] = {}
         self._mode = OperatorMode(self._dispatch)
         self._buffers: set[int] = set()

@@ -7,6 +7,7 @@ from torch import nn
 from mimose.devices import open_device
 from mimose.devices.cuda import CudaDevice
 from mimose.eviction import Eviction
+from mimose.runtime.eviction.backend import TorchBackend
 from mimose.runtime.eviction.channels import CpuChannel, CudaChannel, SimChannel
 from mimose.runtime.eviction.live import EvictionRuntime
 
@@ -141,6 +142,28 @@ class TestCpu:
             assert runtime.stop().num_swaps_out > 0
         finally:
             device.close()
+
+    def test_no_memory_to_bring_storages_ahead_is_no_failure(self, train, plain, monkeypatch):
+        build, batch, _ = MODELS["layers"]
+        fetch, bring_ahead = CpuChannel.fetch, TorchBackend.bring_ahead
+        refused = []
+
+        def refuse(self, storage):
+            def out_of_memory(_channel, _host):
+                raise torch.OutOfMemoryError("no piece is large enough")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(CpuChannel, "fetch", out_of_memory)
+                refused.append(bring_ahead(self, storage))
+            return refused[-1]
+
+        monkeypatch.setattr(TorchBackend, "bring_ahead", refuse)
+        settings = delta(actions="swap", prefetch=True)
+        seen = train(build, batch(), settings, plain["layers"].budget(0.5), steps=3)
+        assert plain["layers"].differences(seen) == 0
+        assert refused
+        assert not any(refused)
+        assert CpuChannel.fetch is fetch
 
     def test_channel(self):
         device = open_device("cpu")

@@ -24,7 +24,7 @@ def device():
     device.close()
 
 
-class Session:
+class Watched:
     """A runtime without a model, on which storages are evicted at will."""
 
     def __init__(self, device, budget=64 * MIB, settings=SETTINGS):
@@ -52,9 +52,9 @@ class Session:
 
 
 @pytest.fixture
-def session(device):
-    with Session(device) as session:
-        yield session
+def watched(device):
+    with Watched(device) as watched:
+        yield watched
 
 
 def check(device, function, *given, at_least=1):
@@ -68,7 +68,7 @@ def check(device, function, *given, at_least=1):
     state = torch.get_rng_state()
     copies = [t.clone() for t in given]
     torch.manual_seed(3)
-    with Session(device) as session:
+    with Watched(device) as watched:
         evicted = 0
         steps = function(*copies)
         while True:
@@ -77,10 +77,10 @@ def check(device, function, *given, at_least=1):
             except StopIteration as done:
                 found = done.value
                 break
-            evicted += session.evict_all()
-        evicted += session.evict_all()
-        pinned = session.runtime.num_pinned
-        figures = session.stop()
+            evicted += watched.evict_all()
+        evicted += watched.evict_all()
+        pinned = watched.runtime.num_pinned
+        figures = watched.stop()
     assert evicted >= at_least
     assert figures.num_rematerializations >= at_least
     assert len(found) == len(expected)
@@ -355,9 +355,9 @@ class TestConstants:
         model = nn.Linear(4, 4)
         device.adopt(model)
         x = device.put(torch.ones(2, 4))
-        with Session(device) as session:
+        with Watched(device) as watched:
             model(x).sum().backward()
-            session.evict_all()
+            watched.evict_all()
             for tensor in (x, *model.parameters()):
                 tensor.data_ptr()  # Raises where the data is gone.
             gradients = [p.grad for p in model.parameters()]
@@ -365,7 +365,7 @@ class TestConstants:
                 gradients[0].data_ptr()
             with pytest.raises(RuntimeError, match="was evicted to keep"):
                 gradients[0].numpy()
-            session.stop()
+            watched.stop()
         assert all(torch.isfinite(g).all() for g in gradients)
         gradients[0].numpy()
 
@@ -385,23 +385,23 @@ class TestConstants:
 class TestMemory:
     def test_eviction_frees_and_a_rerun_takes_as_much(self, device):
         x = torch.ones(MIB)
-        with Session(device) as session:
-            self.evict_and_return(device, session, x)
+        with Watched(device) as watched:
+            self.evict_and_return(device, watched, x)
 
-    def evict_and_return(self, device, session, x):
+    def evict_and_return(self, device, watched, x):
         before = device.allocated_bytes()
         a = x * 2
         view = a[3:]
         taken = device.allocated_bytes() - before
         assert taken == 4 * MIB
-        assert session.evict_all() == 1
+        assert watched.evict_all() == 1
         assert device.allocated_bytes() == before
         assert (view[0] * 1).item() == 2
         assert device.allocated_bytes() == before + taken
         del a, view
         assert device.allocated_bytes() == before
 
-    def test_nothing_is_kept_alive(self, device, session):
+    def test_nothing_is_kept_alive(self, device, watched):
         x = torch.ones(MIB, requires_grad=True)
         before = device.allocated_bytes()
         for _ in range(3):
@@ -410,7 +410,7 @@ class TestMemory:
         gc.collect()
         assert device.allocated_bytes() == before
 
-    def test_a_storage_that_autograd_keeps_is_alive(self, device, session):
+    def test_a_storage_that_autograd_keeps_is_alive(self, device, watched):
         died = []
         x = torch.ones(MIB, requires_grad=True)
         y = x.exp()
@@ -421,7 +421,7 @@ class TestMemory:
         gc.collect()
         assert ref() is not None
         assert died == []
-        session.evict_all()
+        watched.evict_all()
         loss.backward()
         assert x.grad[0] == torch.tensor(1.0).exp()
         del loss
@@ -430,16 +430,16 @@ class TestMemory:
 
     def test_what_was_made_again_for_others_is_freed_at_the_end(self, device):
         before = device.allocated_bytes()
-        with Session(device) as session:
+        with Watched(device) as watched:
             x = torch.ones(MIB)
             a = x * 2
             b = a + 1
             c = b + 1
             del a, b
-            session.evict_all()
+            watched.evict_all()
             assert c[0].item() == 4
             assert device.allocated_bytes() > before + 8 * MIB
-            session.stop()
+            watched.stop()
             assert device.allocated_bytes() == before + 8 * MIB
 
     def test_gradients_are_stolen_and_not_copied(self, device):
@@ -447,24 +447,24 @@ class TestMemory:
         peaks = []
         for runs in (False, True):
             x.grad = None
-            session = Session(device)
+            watched = Watched(device)
             if runs:
-                session.runtime.start(nn.Identity(), (), {})
+                watched.runtime.start(nn.Identity(), (), {})
             device.begin_step()
             (x * torch.ones(1)).sum().backward()
             if runs:
-                session.stop()
+                watched.stop()
             peaks.append(device.end_step().peak_allocated)
         assert peaks[0] == peaks[1]
 
     def test_room_is_made_for_what_an_operator_takes_while_it_runs(self, device):
-        with Session(device, device.allocated_bytes() + 13 * MIB) as session:
+        with Watched(device, device.allocated_bytes() + 13 * MIB) as watched:
             device.begin_step()
             a = torch.ones(MIB)
             kept = [a * i for i in range(8)]
-            figures = session.engine.stats
+            figures = watched.engine.stats
             assert figures.num_evictions == 6
-            assert device.end_step().peak_allocated <= session.engine.budget
+            assert device.end_step().peak_allocated <= watched.engine.budget
             with pytest.raises(NoRoomError, match="give a larger budget"):
                 torch.cat(kept)
 
@@ -481,28 +481,28 @@ class Counting(TorchDispatchMode):
 
 class TestSteps:
     def test_a_mode_entered_before_leaves_as_it_came(self, device):
-        session = Session(device)
+        watched = Watched(device)
         with Counting() as mode:
-            session.runtime.start(nn.Identity(), (), {})
+            watched.runtime.start(nn.Identity(), (), {})
             a = torch.ones(8) * 2
         seen = mode.count
         b = a + 1
         assert mode.count == seen == 2
-        session.evict_all()
-        assert session.stop().num_operators == 3
+        watched.evict_all()
+        assert watched.stop().num_operators == 3
         assert b[0] == 3
-        assert session.engine.stats.num_operators == 3
+        assert watched.engine.stats.num_operators == 3
 
     def test_a_mode_entered_in_between_stays(self, device):
-        session = Session(device)
-        session.runtime.start(nn.Identity(), (), {})
+        watched = Watched(device)
+        watched.runtime.start(nn.Identity(), (), {})
         with Counting() as mode:
             a = torch.ones(8) * 2
-            session.evict_all()
-            session.stop()
+            watched.evict_all()
+            watched.stop()
             a + 1
             assert mode.count >= 3
-        assert session.engine.stats.num_operators == 2
+        assert watched.engine.stats.num_operators == 2
 
     def test_a_step_may_have_several_forward_passes(self, device):
         model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
@@ -511,55 +511,55 @@ class TestSteps:
             model(x).sum().backward()
         expected = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()
-        session = Session(device)
+        watched = Watched(device)
         for _ in range(2):
-            session.runtime.start(model, (x,), {})
+            watched.runtime.start(model, (x,), {})
             loss = model(x).sum()
-            assert session.evict_all()
+            assert watched.evict_all()
             loss.backward()
-            assert session.evict_all()
-        session.stop()
+            assert watched.evict_all()
+        watched.stop()
         for parameter, gradient in zip(model.parameters(), expected, strict=True):
             assert torch.equal(parameter.grad, gradient)
 
     def test_abandoning_frees_and_leaves_what_was_evicted_empty(self, device):
         before = device.allocated_bytes()
-        session = Session(device)
-        session.runtime.start(nn.Identity(), (), {})
+        watched = Watched(device)
+        watched.runtime.start(nn.Identity(), (), {})
         x = torch.ones(MIB)
         a = x * 2
         b = a + 1
         del a
-        session.evict_all()
-        session.runtime.abandon()
-        assert not session.runtime.active
+        watched.evict_all()
+        watched.runtime.abandon()
+        assert not watched.runtime.active
         assert device.allocated_bytes() == before + (0 if _is_gone(x) else 4 * MIB)
         assert _is_gone(b)
         assert (torch.ones(2) + 1)[0] == 2
-        session.runtime.start(nn.Identity(), (), {})
+        watched.runtime.start(nn.Identity(), (), {})
         c = torch.ones(8) * 2
-        session.evict_all()
-        session.stop()
+        watched.evict_all()
+        watched.stop()
         assert c[0] == 2
 
-    def test_an_operator_that_fails_leaves_all_in_order(self, device, session):
+    def test_an_operator_that_fails_leaves_all_in_order(self, device, watched):
         a, b = torch.ones(8) * 2, torch.ones(4) * 2
-        session.evict_all()
+        watched.evict_all()
         with pytest.raises(RuntimeError, match="size of tensor"):
             a + b
-        session.evict_all()
+        watched.evict_all()
         assert (a + 1)[0] == 3
         assert (b + 1)[0] == 3
-        session.stop()
+        watched.stop()
 
     def test_out_of_memory_makes_room(self, device):
         settings = Eviction(system="dtr", sampling=False, ignore_small=False, trigger="oom")
         # The device fails, not the runtime: its own budget is never asked.
         device.enforce(64 * MIB)
-        with Session(device, 64 * MIB, settings) as session:
+        with Watched(device, 64 * MIB, settings) as watched:
             a = torch.ones(5 * MIB)
             many = [a * i for i in range(4)]
-            assert session.engine.stats.num_evictions >= 2
+            assert watched.engine.stats.num_evictions >= 2
             assert [int(each[0]) for each in many] == [0, 1, 2, 3]
             with pytest.raises(torch.OutOfMemoryError):
                 torch.cat(many)
