@@ -82,11 +82,11 @@ SHARE_TOLERANCE = 0.10
 TOTAL_TOLERANCE = 0.15
 """Mean relative error of the whole over forward and backward, as of the clock."""
 
-STEPS, QUICK_STEPS = 60, 8
+STEPS, QUICK_STEPS = 60, 6
 SETTLE = 2
 CPU_SHARES = (0.8, 0.7, 0.6, 0.5)
 """Budgets on the cpu, as shares of what plain training reserves there over the same batches."""
-CPU_STEPS, QUICK_CPU_STEPS = 8, 4
+CPU_STEPS, QUICK_CPU_STEPS = 8, 2
 
 
 def check(

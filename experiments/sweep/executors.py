@@ -162,7 +162,7 @@ class Slurm:
         self.slots = slots
         self._folder = folder / ".sweep" / "submitit"
         self._cluster = cluster
-        self._queue = _Queue()
+        self._queue = Queue()
         self._jobs: dict[str, Any] = {}
         try:
             self._executor = submitit.AutoExecutor(folder=self._folder, cluster=cluster)
@@ -230,7 +230,7 @@ class Slurm:
         self._jobs.clear()
 
 
-class _Queue:
+class Queue:
     """Slurm's queue, looked at now and then."""
 
     def __init__(self) -> None:

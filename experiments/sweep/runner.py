@@ -113,10 +113,12 @@ class Runner:
             remote = job.get("remote")
             if is_held(self._store.lock_path(name)):
                 self._left_over.add(name)
-                self._say(f"waiting for {name}, which an earlier sweep left running")
+                self._say(f"waiting for {self._words(cells)}, which an earlier sweep left running")
             elif remote and self._executor.attach(name, remote):
                 self._attached.add(name)
-                self._say(f"following {name}, which an earlier sweep submitted ({remote})")
+                self._say(
+                    f"following {self._words(cells)}, which an earlier sweep submitted ({remote})"
+                )
             else:
                 self._store.tidy(name, keep_log=False)
                 continue
@@ -126,6 +128,13 @@ class Runner:
         if finished:
             self._say(f"{len(finished)} of {len(self.states)} cells have a result already")
         self._write()
+
+    def _words(self, cells: Sequence[str]) -> str:
+        """Return a job's cells in words."""
+        if not cells:
+            return "cells of another grid"
+        more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+        return f"{self._cells[cells[0]]}{more}"
 
     def _read_runs(self) -> None:
         runs = self._store.runs()

@@ -88,7 +88,7 @@ class Played:
 def sweep(store, out):
     """Return a function that runs a grid; how a cell's configuration ends is up to ``ends``."""
 
-    def run(ends=lambda config: "done", *, given=None, play=None, share=True, slots=1):
+    def run(ends=lambda config: "done", *, given=None, play=None, share=True, slots=1, make=Played):
         axes = {
             "tasks": ["qa-bert"],
             "planners": ["baseline", "full", "mimose"],
@@ -105,7 +105,7 @@ def sweep(store, out):
             return 0
 
         lines = []
-        executor = Played(play or each, slots)
+        executor = make(play or each, slots)
         runner = Runner(store, cells, executor, share=share, say=lines.append)
         try:
             runner.run()

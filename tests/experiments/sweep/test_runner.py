@@ -6,11 +6,11 @@ import shlex
 
 import pytest
 
-from mimose_bench.experiments.sweep import summary
+from mimose_bench.experiments.sweep import executors, summary
 from mimose_bench.experiments.sweep.executors import Local
 from mimose_bench.experiments.sweep.store import Store, hold, is_held
 
-from .conftest import config_of, record, states
+from .conftest import Played, config_of, record, states
 
 FULL = config_of(planner="full", budget=4 << 30)
 
@@ -246,6 +246,50 @@ def test_a_local_process_holds_its_lock_as_long_as_it_lives(store, out):
     assert executor.ended() == {}
     executor.stop()
     assert not is_held(store.lock_path("name"))
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    """A squeue that prints a file; a file that is not there is a controller that is away."""
+    program = tmp_path / "squeue"
+    program.write_text(f"#!/bin/sh\ncat {tmp_path / 'jobs'}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(executors, "QUEUE_SECONDS", 0.0)
+    return tmp_path / "jobs"
+
+
+def test_a_job_is_lost_once_two_looks_at_slurms_queue_agree(queue):
+    queue.write_text("3\n4\n")
+    looks = executors.Queue()
+    assert [looks.has_lost("4"), looks.has_lost("4")] == [False, False]
+    queue.write_text("3\n")
+    assert [looks.has_lost("4"), looks.has_lost("4")] == [False, True]
+    assert not looks.has_lost("3")
+
+
+def test_a_controller_that_is_away_loses_no_job(queue):
+    looks = executors.Queue()
+    assert not any(looks.has_lost("4") for _ in range(3))
+
+
+class Following(Played):
+    """An executor to which a job of an earlier sweep is known, and then lost."""
+
+    def attach(self, name, remote):
+        self._codes[name] = f"job {remote} is gone"
+        return True
+
+
+def test_a_job_that_an_earlier_sweep_submitted_is_followed_and_repeated_if_lost(sweep, store):
+    with pytest.raises(KeyboardInterrupt):
+        sweep(play=_interrupt)
+    (name,) = (name for name, config in sweep.configs.items() if config == FULL)
+    document = store.document()
+    store.write({**document, "jobs": {name: {"cells": [name], "remote": "17"}}})
+    found = sweep(make=Following)
+    assert set(states(found).values()) == {"finished"}
+    assert any(line.startswith("following qa-bert full 4GB") for line in sweep.lines)
 
 
 # -- what it comes to
