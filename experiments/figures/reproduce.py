@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mimose_bench.experiments.figures import (
     activations,
@@ -21,6 +22,7 @@ from mimose_bench.experiments.figures import (
     static,
     table5,
 )
+from mimose_bench.experiments.figures.recorded import recorder
 from mimose_bench.experiments.figures.result import Reproduction
 from mimose_bench.experiments.figures.session import Say, opened, silent
 from mimose_bench.experiments.files import write_json
@@ -32,14 +34,17 @@ class Check:
     """A check, and what makes it quick.
 
     Attributes:
-        run: Called with a function that opens a device.
+        run: Called with a function that opens a device, or with one that runs a grid.
         quick: Keyword arguments for a quick run.
+        recorded: Whether it is made from recorded runs, and so is called with a
+            :data:`~mimose_bench.experiments.figures.recorded.Record`.
         require: Raises ``ValueError`` for the name of a device that it cannot run on.
     """
 
     run: Callable[..., Reproduction]
     quick: Mapping[str, int | str] = field(default_factory=dict)
     require: Callable[[str], None] | None = None
+    recorded: bool = False
 
 
 CHECKS: dict[str, Check] = {
@@ -118,6 +123,9 @@ def reproduce(
         ) from error
     for name in names:
         check = CHECKS[name]
-        result = check.run(partial(opened, device), say=say, **(check.quick if quick else {}))
+        means: Any = partial(opened, device)
+        if check.recorded:
+            means = recorder(out / "runs" / name, device, say)
+        result = check.run(means, say=say, **(check.quick if quick else {}))
         write_json(out / f"{name}.json", {**result.to_json(), "quick": quick})
         yield result

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from mimose_bench.experiments.figures.claims import Claim
+
 Unit = Literal["GB", "MiB", "MB", "ms", "%"]
 
 FACTORS: dict[Unit, float] = {
@@ -17,7 +19,7 @@ FACTORS: dict[Unit, float] = {
 }
 """What one of a unit is, in bytes, in seconds or as a share. The paper's GB is 2**30 bytes."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,8 @@ class Reproduction:
         source: Where the paper shows it.
         device_label: What every figure carries, e.g. ``simulated v100-32gb``.
         rows: Each value compared.
-        criteria: What the verdict rests on.
+        criteria: What the verdict rests on: figures that sum rows up.
+        claims: Single statements with the paper's value and ours; the verdict rests on them, too.
         left_out: Points of the paper that are not compared.
         notes: What a reader has to know.
         tables: Whatever else was measured.
@@ -125,15 +128,17 @@ class Reproduction:
     source: str
     device_label: str
     rows: tuple[Row, ...]
-    criteria: tuple[Criterion, ...]
+    criteria: tuple[Criterion, ...] = ()
+    claims: tuple[Claim, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
     tables: tuple[ResultTable, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether every criterion is within its tolerance."""
-        return all(criterion.passed for criterion in self.criteria)
+        """Whether every criterion is within its tolerance and no claim is outside its own."""
+        outside = any(claim.verdict == "outside" for claim in self.claims)
+        return not outside and all(criterion.passed for criterion in self.criteria)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data: bytes, seconds and shares."""
@@ -145,6 +150,7 @@ class Reproduction:
             "device_label": self.device_label,
             "passed": self.passed,
             "criteria": [{**asdict(c), "passed": c.passed} for c in self.criteria],
+            "claims": [claim.to_json() for claim in self.claims],
             "rows": [{**asdict(row), "error": row.error} for row in self.rows],
             "left_out": [asdict(point) for point in self.left_out],
             "notes": list(self.notes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mimose_bench.experiments.figures.claims import Claim, ClaimUnit
 from mimose_bench.experiments.figures.result import FACTORS, Criterion, Reproduction, Row, Unit
 from mimose_bench.experiments.tables import MISSING, table
 
@@ -32,13 +33,20 @@ def describe(result: Reproduction) -> str:
     if result.criteria:
         judged = map(_judged, result.criteria)
         lines += ["", table(("criterion", "here", "tolerance", "verdict"), judged)]
+    if result.claims:
+        lines += ["", table(CLAIM_HEADERS, map(claim_cells, result.claims))]
+        lines += dict.fromkeys(f"{c.text}: {c.note}" for c in result.claims if c.note)
     return "\n".join(lines)
 
 
 def verdict(result: Reproduction) -> str:
     """Return the verdict in a line."""
     missed = [criterion.name for criterion in result.criteria if not criterion.passed]
-    return f"{result.name}: " + (f"OUTSIDE: {'; '.join(missed)}" if missed else "within tolerance")
+    missed += [claim.text for claim in result.claims if claim.verdict == "outside"]
+    open_ = [claim.text for claim in result.claims if claim.verdict == "undecided"]
+    words = [f"OUTSIDE: {'; '.join(missed)}"] if missed else []
+    words += [f"undecided: {'; '.join(open_)}"] if open_ else []
+    return f"{result.name}: {', '.join(words) or 'within tolerance'}"
 
 
 def spread(rows: Sequence[Row], most: int = MOST_ROWS) -> list[Row]:
@@ -46,6 +54,63 @@ def spread(rows: Sequence[Row], most: int = MOST_ROWS) -> list[Row]:
     if len(rows) <= most:
         return list(rows)
     return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+
+
+CLAIM_HEADERS = ("claim", "source", "paper", "here", "tolerance", "verdict", "device")
+
+
+def claim_cells(claim: Claim) -> tuple[str, ...]:
+    """Return a claim's cells under :data:`CLAIM_HEADERS`."""
+    here = MISSING
+    if claim.obtained is not None:
+        here = claim_value(claim.obtained, claim.unit)
+        if claim.interval is not None:
+            low, high = (claim_value(end, claim.unit) for end in claim.interval)
+            here += f" ({low} to {high})"
+    return (
+        claim.text,
+        f"{VERSIONS[claim.version]}{claim.source}",
+        claim_value(claim.expected, claim.unit),
+        here,
+        claim_tolerance(claim),
+        "OUTSIDE" if claim.verdict == "outside" else claim.verdict,
+        claim.device_label,
+    )
+
+
+VERSIONS = {"ipdps": "", "v1": "arXiv v1, ", "other": ""}
+"""What goes before a claim's source."""
+
+_CLAIM_FORMS: dict[ClaimUnit, tuple[float, str]] = {
+    "x": (1.0, "{:.3f}"),
+    "%": (1e-2, "{:.2f} %"),
+    "GB": (float(1 << 30), "{:.2f} GB"),
+    "ms": (1e-3, "{:.3f} ms"),
+    "us": (1e-6, "{:.0f} us"),
+    "iterations": (1.0, "{:.2f} iterations"),
+    "plans": (1.0, "{:.0f} plans"),
+    "count": (1.0, "{:.0f}"),
+}
+
+
+def claim_value(value: float, unit: ClaimUnit) -> str:
+    """Return a claim's value in its unit."""
+    factor, form = _CLAIM_FORMS[unit]
+    return form.format(value / factor)
+
+
+def claim_tolerance(claim: Claim) -> str:
+    """Return in words what a claim allows."""
+    if claim.tolerance is None:
+        return MISSING
+    room = (
+        f"{100 * claim.tolerance:g} %"
+        if claim.relative
+        else claim_value(claim.tolerance, claim.unit)
+    )
+    if claim.bound == "near":
+        return f"± {room}"
+    return claim.bound if claim.tolerance == 0 else f"{claim.bound}, {room} of room"
 
 
 def _by_series(rows: Sequence[Row]) -> list[list[Row]]:
