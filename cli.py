@@ -359,7 +359,7 @@ def data_(
         typer.Option("--batches", min=1, help="Batches to look at; an epoch, at most 5000."),
     ] = None,
     figures: Annotated[
-        Path, typer.Option("--figures", help="Folder for the drawing (PNG and PDF).")
+        Path, typer.Option("--figures", help="Folder for the drawing (PNG, PDF, SVG).")
     ] = Path("figures"),
     json: AsJson = False,
 ) -> None:
@@ -871,7 +871,7 @@ def compare(
         return
     if len(runs) < 2:
         raise ValueError("compare needs two runs or more: the reference first")
-    found = _open_runs(runs, results)
+    found = _open_runs(runs, results, least=2)
     rows = comparing.compare(found)
     if json:
         _print_json(rows)
@@ -891,14 +891,19 @@ def compare(
 def plot(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="Runs, drawn task by task; every run within --results by default."),
+        typer.Argument(
+            metavar="[RUN|FOLDER]...",
+            help="Runs, drawn task by task, folders of runs, of sweeps or of reproduced values; "
+            "every run within --results by default.",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the figures.")] = Path("figures"),
     figure: Annotated[
         list[str] | None,
         typer.Option(
             "--figure",
-            help="peak-memory, step-time, loss or breakdown; repeatable, all by default.",
+            help="Of runs peak-memory, step-time, loss or breakdown, of reproduced values the "
+            "check's name; repeatable, all by default.",
         ),
     ] = None,
     paper: Annotated[
@@ -907,17 +912,15 @@ def plot(
     results: Results = RESULTS,
     json: AsJson = False,
 ) -> None:
-    """Draw figures of runs, as PNG and PDF."""
-    from mimose_bench.experiments.records import find_runs
-    from mimose_bench.plots import draw_figures
+    """Draw figures of runs or of reproduced values, as PNG, PDF and SVG."""
+    from mimose_bench.experiments.gathering import gather
+    from mimose_bench.plots import draw_gathered, known_figures
 
-    names = runs or [str(folder) for folder in reversed(find_runs(results))]
-    if not names:
-        raise ValueError(f"there is no run in {results} yet: make one with mimose-bench run")
-    found = _open_runs(names, results)
-    if not runs:  # Whoever names a run that ended in an error wants to see it.
-        found = [run for run in found if run.info["outcome"] != "failed"] or found
-    written = draw_figures(found, out, figure or (), paper=paper)
+    figures = known_figures(figure or ())
+    found = gather(runs or (), results)
+    for problem in found.problems:
+        _say(f"warning: {problem}")
+    written = draw_gathered(found, out, figures, paper=paper)
     if json:
         _print_json([str(path) for path in written])
     else:
@@ -935,10 +938,29 @@ def reproduce(
     ] = None,
     device: Annotated[
         str,
-        typer.Option("--device", help="sim:NAME, the simulated GPU; the paper's is sim:v100."),
-    ] = "sim:v100",
+        typer.Option(
+            "--device",
+            help="auto (sim:v100, the paper's GPU; what is made from recorded runs on cuda where "
+            "there is one), sim:NAME, or cuda or cpu for checks made from recorded runs.",
+        ),
+    ] = "auto",
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few points of each curve, in a minute or two.")
+        bool,
+        typer.Option(
+            "--quick", help="A few points of each curve, simulated: all in less than ten minutes."
+        ),
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", min=1, help="Most processes at once; as many as there are cores."),
+    ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="Leave out checks whose values, made by this code with the same settings, lie in "
+            "--out already.",
+        ),
     ] = False,
     out: Annotated[
         Path, typer.Option("--out", help="Folder for the values (NAME.json) and drawings (plots).")
@@ -951,18 +973,25 @@ def reproduce(
     from mimose_bench.experiments.figures.reproduce import reproduce as measure
     from mimose_bench.plots import draw_reproduced
 
-    results = []
-    for result in measure(chosen(names or ()), device, out, quick=quick, say=_say):
-        results.append(result)
-        drawn = draw_reproduced(result, out / "plots")
+    asked = chosen(names or ())
+    jobs = jobs or len(os.sched_getaffinity(0))
+    ended = {}
+    for found in measure(asked, device, out, quick=quick, jobs=jobs, keep=keep, say=_say):
+        ended[found.name] = found
+        if found.result is None:
+            continue
+        drawn = draw_reproduced(found.result, out / "plots", _recorded_runs(out, found.name))
         if not json:
-            print(text.describe(result))
-            print("\n".join(["", *map(str, [out / f"{result.name}.json", *drawn]), ""]))
+            print(text.describe(found.result))
+            print("\n".join(["", *map(str, [out / f"{found.name}.json", *drawn]), ""]), flush=True)
+    outcomes = [ended[name] for name in asked]
     if json:
-        _print_json([result.to_json() for result in results])
+        _print_json([found.document for found in outcomes])
     else:
-        print("\n".join(text.verdict(result) for result in results))
-    if not all(result.passed for result in results):
+        print("\n".join(map(text.ending, outcomes)))
+    if any(found.result is None for found in outcomes):
+        raise typer.Exit(1)
+    if not all(found.result.passed for found in outcomes):
         raise typer.Exit(4)
 
 
@@ -1013,15 +1042,40 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
     return options
 
 
-def _open_runs(names: list[str], results: Path) -> list[Any]:
-    """Return the runs, their rows read, so that what had to be passed over is said once."""
+def _open_runs(names: list[str], results: Path, least: int = 1) -> list[Any]:
+    """Return the runs, their rows read, so that what had to be passed over is said once.
+
+    A run that is there and cannot be read is passed over, too, unless it is the first or fewer
+    than ``least`` would be left.
+    """
     from mimose_bench.experiments.reading import open_run
 
-    runs = [open_run(name, results) for name in names]
-    for opened in runs:
-        _ = opened.steps
-        for warning in opened.warnings:
-            _say(f"warning: {warning}")
+    runs: list[Any] = []
+    problems = []
+    for name in names:
+        try:
+            opened = open_run(name, results)
+            _ = opened.steps
+        except ValueError as error:
+            is_there = Path(name).exists() or (results / name).exists()
+            if not runs or not is_there or len(names) - len(problems) <= least:
+                raise
+            problems.append(f"{error}: passed over")
+        else:
+            runs.append(opened)
+            problems += opened.warnings
+    for problem in problems:
+        _say(f"warning: {problem}")
+    return runs
+
+
+def _recorded_runs(folder: Path, check: str) -> list[Any]:
+    """Return the runs that a check recorded, those that can be read."""
+    from mimose_bench.experiments.reading import readable_runs
+
+    runs, problems = readable_runs(folder / "runs" / check)
+    for problem in problems:
+        _say(f"warning: {problem}")
     return runs
 
 

@@ -20,6 +20,13 @@ from mimose_bench.experiments.schema import BLOCKS, SCHEMA_VERSION, STEPS
 from mimose_bench.experiments.summary import summarize
 
 
+OURS = ("sweep.json", "unfinished", "reproduced")
+"""What lies beside runs in folders of this program's, besides names with a leading dot."""
+
+_MARKS = ("sweep.json", "runs")
+"""What the folders of sweeps and of reproduced values hold."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run as it lies on disk.
@@ -155,6 +162,36 @@ def find_runs(root: str | Path) -> list[Path]:
         return []
     found = [p.parent for p in folder.glob("*/run.json")]
     return sorted(found, key=lambda p: ((p / "run.json").stat().st_mtime, p.name), reverse=True)
+
+
+def readable_runs(root: str | Path) -> tuple[list[Run], list[str]]:
+    """Return the runs in a folder, newest first, and what in it was passed over, a sentence each.
+
+    Passed over is what is no run and no folder of this program's, and runs of which the record or
+    the steps cannot be read.
+    """
+    folder = Path(root)
+    found, problems = [], []
+    for path in find_runs(folder):
+        try:
+            run = load_run(path)
+            _ = run.steps
+        except ValueError as error:
+            problems.append(str(error))
+        else:
+            found.append(run)
+            problems += run.warnings
+    if folder.is_dir():
+        strangers = (path for path in sorted(folder.iterdir()) if not _is_ours(path))
+        problems += [f"{path} was passed over: it is not a run" for path in strangers]
+    return found, problems
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a path in a folder of runs is a run, or something else that belongs there."""
+    if path.name.startswith(".") or path.name in OURS:
+        return True
+    return path.is_dir() and any((path / name).exists() for name in ("run.json", *_MARKS))
 
 
 def read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table, list[str]]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from mimose_bench.experiments.distribution import Distribution
 from mimose_bench.experiments.figures.result import Reproduction
+from mimose_bench.experiments.gathering import Gathered
 from mimose_bench.experiments.names import unknown_name
-from mimose_bench.experiments.reading import Run
+from mimose_bench.experiments.reading import Run, readable_runs
 from mimose_bench.plots import (
     breakdown,
     eviction_breakdown,
@@ -21,30 +22,48 @@ from mimose_bench.plots import (
     layer_selection,
     loss,
     peak_memory,
+    relative_time,
     step_time,
     style,
+    timeline,
     unchecked_memory,
 )
+
+ACROSS: dict[str, Callable[..., Any]] = {
+    "fig10": relative_time.draw,
+}
+"""Figures of the paper's that show runs of several tasks; drawn where they are asked for."""
 
 FIGURES: dict[str, Callable[..., Any]] = {
     "peak-memory": peak_memory.draw,
     "step-time": step_time.draw,
     "loss": loss.draw,
     "breakdown": breakdown.draw,
+    **ACROSS,
 }
 
 REPRODUCED: dict[str, tuple[str, Callable[[Reproduction], Any]]] = {
     "fig3": ("unchecked-memory", unchecked_memory.draw),
+    "fig4": ("timeline", timeline.draw),
     "fig5": ("eviction-breakdown", eviction_breakdown.draw),
     "fig9": ("layer-selection", layer_selection.draw),
 }
 """File name and function by the name of the reproduced figure."""
 
-__all__ = ["FIGURES", "REPRODUCED", "draw_distribution", "draw_figures", "draw_reproduced"]
+__all__ = [
+    "FIGURES",
+    "REPRODUCED",
+    "draw_distribution",
+    "draw_figures",
+    "draw_gathered",
+    "draw_reproduced",
+    "drawings",
+    "known_figures",
+]
 
 
 def draw_distribution(found: Distribution, folder: str | Path) -> list[Path]:
-    """Draw the sizes of a task's batches as PNG and PDF; return the files.
+    """Draw the sizes of a task's batches in each format; return the files.
 
     Raises:
         ValueError: If the folder cannot be written.
@@ -58,16 +77,80 @@ def _file_name(found: Distribution) -> str:
     return "-".join(["input-sizes", found.task, *scale, kind])
 
 
-def draw_reproduced(result: Reproduction, folder: str | Path) -> list[Path]:
-    """Draw a reproduced figure as PNG and PDF; return the files, none where it has no drawing.
+def drawings(result: Reproduction, runs: Sequence[Run] = ()) -> dict[str, Any]:
+    """Return the drawings of a reproduced figure by their file names, none if it has none.
+
+    Args:
+        result: What its check found.
+        runs: The runs that the check recorded, if it did.
+    """
+    if result.name in REPRODUCED:
+        name, draw = REPRODUCED[result.name]
+        return {name: draw(result)}
+    if result.name in FIGURES and any(len(run.steps) for run in runs):
+        return {result.name: FIGURES[result.name]([run for run in runs if len(run.steps)])}
+    return {}
+
+
+def draw_reproduced(
+    result: Reproduction, folder: str | Path, runs: Sequence[Run] = ()
+) -> list[Path]:
+    """Draw a reproduced figure in each format; return the files, none where it has no drawing.
+
+    Args:
+        result: What its check found.
+        folder: Where to write.
+        runs: The runs that the check recorded, if it did.
 
     Raises:
         ValueError: If the folder cannot be written.
     """
-    if result.name not in REPRODUCED:
-        return []
-    name, draw = REPRODUCED[result.name]
-    return style.save(draw(result), Path(folder), name)
+    found = drawings(result, runs).items()
+    return [path for name, figure in found for path in style.save(figure, Path(folder), name)]
+
+
+def known_figures(names: Sequence[str]) -> tuple[str, ...]:
+    """Return ``names``, each the name of a figure of runs or of a reproduced one.
+
+    Raises:
+        ValueError: If one is neither; the nearest is named.
+    """
+    known = {**FIGURES, **REPRODUCED}
+    for name in names:
+        if name not in known:
+            raise unknown_name("figure", name, known)
+    return tuple(names)
+
+
+def draw_gathered(
+    found: Gathered, folder: str | Path, names: Sequence[str] = (), *, paper: bool = True
+) -> list[Path]:
+    """Draw figures of runs and of reproduced values; return the files written.
+
+    Args:
+        found: What to draw.
+        folder: Where to write; values of several folders go to folders of their own in it.
+        names: Names of figures; all by default.
+        paper: Whether to draw the paper's own points beside, in figures of runs.
+
+    Raises:
+        ValueError: If there is nothing to draw, or the folder cannot be written.
+    """
+    written: list[Path] = []
+    of_runs = [name for name in names if name in FIGURES]
+    if found.runs and (of_runs or not names):
+        written += draw_figures(found.runs, folder, of_runs, paper=paper)
+    sources = {source for source, _ in found.outcomes}
+    for source, outcome in found.outcomes:
+        if outcome.result is None or (names and outcome.name not in names):
+            continue
+        target = Path(folder) / source.resolve().name if len(sources) > 1 else Path(folder)
+        runs, _ = readable_runs(source / "runs" / outcome.name)
+        written += draw_reproduced(outcome.result, target, runs)
+    if not written:
+        wanted = ", ".join(names) or "a figure"
+        raise ValueError(f"nothing that was given can be drawn as {wanted}")
+    return written
 
 
 def draw_figures(
@@ -77,14 +160,15 @@ def draw_figures(
     *,
     paper: bool = True,
 ) -> list[Path]:
-    """Draw figures as PNG and PDF and return the files written.
+    """Draw figures in each format and return the files written.
 
-    Runs of several tasks are drawn task by task, each in a folder of its own.
+    Runs of several tasks are drawn task by task, each in a folder of its own, but for the figures
+    that show several tasks.
 
     Args:
         runs: The runs to draw.
         folder: Where to write.
-        names: Keys of :data:`FIGURES`; all by default.
+        names: Keys of :data:`FIGURES`; by default all but those of several tasks.
         paper: Whether to draw the paper's own points beside, where the paper has such.
 
     Raises:
@@ -99,11 +183,14 @@ def draw_figures(
         raise ValueError("none of these runs has a finished step to draw")
     tasks = sorted({str(run.info.get("task")) for run in drawn})
     written: list[Path] = []
-    for task in tasks:
+    for name in (name for name in names if name in ACROSS):
+        written += style.save(ACROSS[name](drawn, paper), Path(folder), name)
+    names = [name for name in names or FIGURES if name not in ACROSS]
+    for task in tasks if names else ():
         target = Path(folder) / task if len(tasks) > 1 else Path(folder)
         points = peak_memory.paper_points(task) if paper else None
         of_task = [run for run in drawn if str(run.info.get("task")) == task]
-        for name in names or FIGURES:
+        for name in names:
             options = {"paper": points} if name == "peak-memory" else {}
             written += style.save(FIGURES[name](of_task, **options), target, name)
     return written

@@ -6,6 +6,7 @@ print without colour. Figures are built without pyplot, so nothing global is tou
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,17 @@ RC = {
     "legend.fontsize": 8,
     "savefig.dpi": 150,
     "pdf.fonttype": 42,
+    # Text stays text: it can be searched, read aloud and scaled.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mimose-bench",
 }
+
+FORMATS: dict[str, dict[str, None]] = {
+    "png": {},
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+}
+"""What figures are written as. Without a date the same rows give the same file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,21 +189,29 @@ def time_unit(largest_seconds: float) -> tuple[float, str]:
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write ``name.png`` and ``name.pdf`` into ``folder`` and return their paths.
+    """Write ``name`` into ``folder`` in each of :data:`FORMATS` and return the paths.
 
     Raises:
         ValueError: If the folder cannot be written.
     """
-    paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
+    paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(RC):
-            figure.savefig(paths[0])
-            # Without a date the same rows give the same file.
-            figure.savefig(paths[1], metadata={"CreationDate": None})
+            for kind, metadata in FORMATS.items():
+                paths.append(folder / f"{name}.{kind}")
+                figure.savefig(paths[-1], metadata=metadata)
     except OSError as error:
         raise ValueError(
             f"cannot write figures to {folder} ({error.strerror or error}): "
             "name a folder that can be written with --out"
         ) from error
     return paths
+
+
+def to_svg(figure: Figure) -> str:
+    """Return a figure as an SVG document."""
+    text = io.StringIO()
+    with matplotlib.rc_context(RC):
+        figure.savefig(text, format="svg", metadata=FORMATS["svg"])
+    return text.getvalue()

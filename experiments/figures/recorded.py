@@ -89,6 +89,8 @@ def _run(folder: Path, row: Mapping[str, Any]) -> Run | None:
     if row["run"] is None:
         return None
     try:
-        return load_run(folder / row["run"])
+        run = load_run(folder / row["run"])
+        _ = run.steps
+        return run
     except ValueError:  # The row's note says so.
         return None

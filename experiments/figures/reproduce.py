@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from mimose.devices import DEVICES
+from mimose.devices.sim.gpus import load_gpu
+from mimose.units import format_seconds
 from mimose_bench.experiments.figures import (
     activations,
     clock,
     delta,
     fig3,
+    fig4,
     fig5,
     fig9,
+    fig10,
     fragmentation,
     operator_graphs,
     rotor,
@@ -22,10 +25,12 @@ from mimose_bench.experiments.figures import (
     static,
     table5,
 )
-from mimose_bench.experiments.figures.recorded import recorder
+from mimose_bench.experiments.figures import provenance, running, stored
+from mimose_bench.experiments.figures.claims import Version
 from mimose_bench.experiments.figures.result import Reproduction
-from mimose_bench.experiments.figures.session import Say, opened, silent
-from mimose_bench.experiments.files import write_json
+from mimose_bench.experiments.figures.session import Say, silent
+from mimose_bench.experiments.figures.stored import Stored
+from mimose_bench.experiments.figures.worker import Task
 from mimose_bench.experiments.names import unknown_name
 
 
@@ -39,26 +44,38 @@ class Check:
         recorded: Whether it is made from recorded runs, and so is called with a
             :data:`~mimose_bench.experiments.figures.recorded.Record`.
         require: Raises ``ValueError`` for the name of a device that it cannot run on.
+        version: Whose statements its criteria judge; ``other`` where they are not Mimose's.
+        alone: Whether it measures this machine's time, so that nothing may run beside it.
     """
 
     run: Callable[..., Reproduction]
     quick: Mapping[str, int | str] = field(default_factory=dict)
     require: Callable[[str], None] | None = None
     recorded: bool = False
+    version: Version = "ipdps"
+    alone: bool = False
 
+
+SIMULATED = "sim:v100"
+"""The paper's GPU, simulated."""
 
 CHECKS: dict[str, Check] = {
     "fig3": Check(fig3.check, {"stride": fig3.QUICK_STRIDE}),
+    "fig4": Check(fig4.check),
     "fig9": Check(fig9.check, {"stride": fig9.QUICK_STRIDE}),
+    "fig10": Check(fig10.check, {"extent": "quick"}, recorded=True),
     "stars": Check(stars.check, {"runs": stars.QUICK_RUNS, "steps": stars.QUICK_STEPS}),
     "table5": Check(table5.check, {"sizes": table5.QUICK_SIZES}),
-    "rotor": Check(rotor.check, {"blocks": rotor.QUICK_BLOCKS}),
+    "rotor": Check(rotor.check, {"blocks": rotor.QUICK_BLOCKS}, version="other"),
     "static": Check(static.check, {"stride": static.QUICK_STRIDE}),
-    "activations": Check(activations.check, {"length": activations.QUICK_LENGTH}),
-    "checkmate-graphs": Check(operator_graphs.check, {"seconds": operator_graphs.QUICK_SECONDS}),
+    "activations": Check(activations.check, {"length": activations.QUICK_LENGTH}, version="other"),
+    "checkmate-graphs": Check(
+        operator_graphs.check, {"seconds": operator_graphs.QUICK_SECONDS}, version="other"
+    ),
     "fig5": Check(
         fig5.check,
         {"steps": fig5.QUICK_STEPS, "cpu_steps": fig5.QUICK_CPU_STEPS, "cpu_scale": "tiny"},
+        alone=True,
     ),
     "fragmentation": Check(
         fragmentation.check,
@@ -73,8 +90,11 @@ CHECKS: dict[str, Check] = {
     "delta": Check(
         delta.check,
         {"networks": delta.QUICK_NETWORKS, "ways": delta.QUICK_WAYS, "limits": False},
+        version="other",
     ),
-    "clock": Check(clock.check, {"stride": clock.QUICK_STRIDE}, clock.require_v100),
+    "clock": Check(
+        clock.check, {"stride": clock.QUICK_STRIDE}, clock.require_v100, version="other"
+    ),
 }
 """What can be reproduced. To add one: a module with such a function, and a line here."""
 
@@ -91,41 +111,107 @@ def chosen(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or tuple(CHECKS)
 
 
+def device_for(name: str, device: str, *, quick: bool = False) -> str:
+    """Return the device that a check runs on.
+
+    Args:
+        name: A key of :data:`CHECKS`.
+        device: As on the command line. ``auto`` is ``sim:v100``; CUDA where there is one for
+            checks that are made from recorded runs, unless they are to be quick.
+        quick: Whether a quick run is asked for.
+
+    Raises:
+        ValueError: If the check cannot run on the device, or there is no such.
+    """
+    check = CHECKS[name]
+    if device == "auto":
+        device = "cuda" if check.recorded and not quick and _has_cuda() else SIMULATED
+    kind, _, gpu = device.partition(":")
+    if kind == "sim":
+        load_gpu(gpu)
+    elif not check.recorded:
+        raise ValueError(
+            f"{name} simulates the paper's GPU and takes --device sim:NAME, not {device!r}"
+        )
+    elif kind not in DEVICES:
+        raise ValueError(
+            f"unknown device {device!r}: choose one of auto, cuda, cuda:N, cpu and sim:NAME"
+        )
+    if check.require is not None:
+        check.require(device)
+    return device
+
+
 def reproduce(
-    names: Iterable[str], device: str, out: Path, *, quick: bool = False, say: Say = silent
-) -> Iterator[Reproduction]:
-    """Yield each check's outcome, written to ``NAME.json`` in ``out`` first.
+    names: Iterable[str],
+    device: str,
+    out: Path,
+    *,
+    quick: bool = False,
+    jobs: int = 1,
+    keep: bool = False,
+    say: Say = silent,
+) -> Iterator[Stored]:
+    """Yield each check's outcome once it is written to ``NAME.json`` in ``out``.
 
     Args:
         names: Keys of :data:`CHECKS`.
-        device: ``sim:NAME``.
+        device: ``auto``, ``sim:NAME``, or another device for checks made from recorded runs.
         out: Folder to write to; made before anything is measured.
         quick: Measure a few points of each curve only.
+        jobs: Most processes at once.
+        keep: Leave out checks whose outcome, made by this version with the same settings, lies in
+            the folder; it is yielded as it is.
         say: Takes lines of progress.
 
     Raises:
         ValueError: If a check cannot run on the device or the folder cannot be made; before
             anything is measured.
+        KeyboardInterrupt: If interrupted; outcomes written until then are kept.
     """
-    if device.partition(":")[0] != "sim":
-        raise ValueError(
-            f"reproduce simulates the paper's GPU and takes --device sim:NAME, not {device!r}"
-        )
-    names = list(names)
-    for name in names:
-        if (require := CHECKS[name].require) is not None:
-            require(device)
+    if jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, not {jobs}")
+    devices = {name: device_for(name, device, quick=quick) for name in names}
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
             f"cannot write to {out} ({error.strerror}): name another folder with --out"
         ) from error
-    for name in names:
-        check = CHECKS[name]
-        means: Any = partial(opened, device)
-        if check.recorded:
-            means = recorder(out / "runs" / name, device, say)
-        result = check.run(means, say=say, **(check.quick if quick else {}))
-        write_json(out / f"{name}.json", {**result.to_json(), "quick": quick})
-        yield result
+    tasks = []
+    for name, on in devices.items():
+        known = _kept(out / f"{name}.json", on, quick=quick) if keep else None
+        if known is None:
+            alone = CHECKS[name].alone or on.startswith("cuda")
+            tasks.append(Task(name=name, device=on, out=str(out), quick=quick, alone=alone))
+        else:
+            say(f"{name}: kept, made on {known.run['date']}")
+            yield known
+    # One check by itself has all processes for its own runs, those on cuda one after another.
+    if len(tasks) == 1 and not tasks[0].alone:
+        tasks = [replace(tasks[0], jobs=jobs)]
+    for done, task in enumerate(running.carry_out(tasks, jobs, say), 1):
+        found = stored.read(task.path)
+        say(f"{task.name}: {_ending(found)}, {done} of {len(tasks)}")
+        yield found
+
+
+def _kept(path: Path, device: str, *, quick: bool) -> Stored | None:
+    try:
+        found = stored.read(path)
+    except ValueError:
+        return None
+    current = provenance.is_current(found.run, device, quick=quick)
+    return found if found.error is None and current else None
+
+
+def _ending(found: Stored) -> str:
+    seconds = found.run.get("seconds")
+    word = "done" if found.error is None else "FAILED"
+    return word if seconds is None else f"{word} after {format_seconds(seconds)}"
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mimose_bench.experiments.figures.claims import Claim
 
-Unit = Literal["GB", "MiB", "MB", "ms", "%"]
+Unit = Literal["GB", "MiB", "MB", "ms", "%", "x"]
 
 FACTORS: dict[Unit, float] = {
     "GB": float(1 << 30),
@@ -16,8 +16,9 @@ FACTORS: dict[Unit, float] = {
     "MB": 1e6,
     "ms": 1e-3,
     "%": 1e-2,
+    "x": 1.0,
 }
-"""What one of a unit is, in bytes, in seconds or as a share. The paper's GB is 2**30 bytes."""
+"""What one of a unit is: bytes, seconds, a share or a ratio. The paper's GB is 2**30 bytes."""
 
 SCHEMA_VERSION = 2
 
@@ -107,6 +108,25 @@ class ResultTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Figures of ours to draw, of which the paper has no points.
+
+    Attributes:
+        name: The curve's name.
+        x_unit: What ``x`` is in, e.g. ``s``.
+        y_unit: What ``y`` is in, e.g. ``bytes``.
+        x: Its points, in order.
+        y: As many.
+    """
+
+    name: str
+    x_unit: str
+    y_unit: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
     """A figure or table of the paper, reproduced.
 
@@ -121,6 +141,7 @@ class Reproduction:
         left_out: Points of the paper that are not compared.
         notes: What a reader has to know.
         tables: Whatever else was measured.
+        curves: What is drawn and not compared; in the JSON file, not in the text.
     """
 
     name: str
@@ -133,6 +154,7 @@ class Reproduction:
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
     tables: tuple[ResultTable, ...] = ()
+    curves: tuple[Curve, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -155,6 +177,7 @@ class Reproduction:
             "left_out": [asdict(point) for point in self.left_out],
             "notes": list(self.notes),
             "tables": [asdict(t) for t in self.tables],
+            "curves": [asdict(curve) for curve in self.curves],
         }
 
 

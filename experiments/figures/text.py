@@ -6,20 +6,28 @@ from collections.abc import Sequence
 
 from mimose_bench.experiments.figures.claims import Claim, ClaimUnit
 from mimose_bench.experiments.figures.result import FACTORS, Criterion, Reproduction, Row, Unit
+from mimose_bench.experiments.figures.stored import Stored
 from mimose_bench.experiments.tables import MISSING, table
 
 MOST_ROWS = 6
 """Rows shown of each series; the JSON file has them all."""
 
-_FORMS: dict[Unit, str] = {"GB": ".3f", "MiB": ".0f", "MB": ".1f", "ms": ".1f", "%": ".3f"}
+_FORMS: dict[Unit, str] = {
+    "GB": ".3f",
+    "MiB": ".0f",
+    "MB": ".1f",
+    "ms": ".1f",
+    "%": ".3f",
+    "x": ".3f",
+}
 
 
 def describe(result: Reproduction) -> str:
     """Return ``result`` as text."""
-    shown = [row for series in _by_series(result.rows) for row in spread(series)]
+    shown = [row for series in by_series(result.rows) for row in spread(series)]
     lines = [f"{result.name}: {result.title} ({result.source}), {result.device_label}"]
     if shown:
-        cells = [_cells(row) for row in shown]
+        cells = [row_cells(row) for row in shown]
         lines += ["", table(("of", "at", "paper", "here", "error", "note"), cells)]
     if len(shown) < len(result.rows):
         lines.append(f"{len(shown)} of {len(result.rows)} values shown")
@@ -47,6 +55,13 @@ def verdict(result: Reproduction) -> str:
     words = [f"OUTSIDE: {'; '.join(missed)}"] if missed else []
     words += [f"undecided: {'; '.join(open_)}"] if open_ else []
     return f"{result.name}: {', '.join(words) or 'within tolerance'}"
+
+
+def ending(found: Stored) -> str:
+    """Return in a line what a check came to: its verdict, or why it failed."""
+    if found.result is None:
+        return f"{found.name}: FAILED: {found.error}"
+    return verdict(found.result)
 
 
 def spread(rows: Sequence[Row], most: int = MOST_ROWS) -> list[Row]:
@@ -113,14 +128,16 @@ def claim_tolerance(claim: Claim) -> str:
     return claim.bound if claim.tolerance == 0 else f"{claim.bound}, {room} of room"
 
 
-def _by_series(rows: Sequence[Row]) -> list[list[Row]]:
+def by_series(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows series by series and unit by unit."""
     series: dict[str, list[Row]] = {}
     for row in rows:
         series.setdefault(f"{row.series} {row.unit}", []).append(row)
     return list(series.values())
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def row_cells(row: Row) -> tuple[str, ...]:
+    """Return a row's cells: series, what, the paper's value, ours, the error, the note."""
     factor, form = FACTORS[row.unit], _FORMS[row.unit]
     paper, here = (f"{value / factor:{form}} {row.unit}" for value in (row.expected, row.obtained))
     return row.series, row.what, paper, here, f"{100 * row.error:+.1f} %", row.note
@@ -128,15 +145,16 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _judged(criterion: Criterion) -> tuple[str, ...]:
     if criterion.tolerance is None:
-        return criterion.name, _value(criterion, criterion.value), MISSING, "reported"
+        return criterion.name, criterion_value(criterion, criterion.value), MISSING, "reported"
     word = "ok" if criterion.passed else "OUTSIDE"
     return (
         criterion.name,
-        _value(criterion, criterion.value),
-        f"at most {_value(criterion, criterion.tolerance)}",
+        criterion_value(criterion, criterion.value),
+        f"at most {criterion_value(criterion, criterion.tolerance)}",
         word,
     )
 
 
-def _value(criterion: Criterion, value: float) -> str:
+def criterion_value(criterion: Criterion, value: float) -> str:
+    """Return a value of a criterion in its unit."""
     return f"{value:.0f}" if criterion.is_count else f"{100 * value:.{criterion.digits}f} %"

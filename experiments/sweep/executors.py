@@ -101,7 +101,7 @@ class Local:
                     # Ctrl-C is for the sweep, which then asks each of them to end, once.
                     start_new_session=True,
                     pass_fds=(lock,),
-                    preexec_fn=_end_with_parent,
+                    preexec_fn=end_with_parent,
                 )
         finally:
             os.close(lock)
@@ -336,7 +336,7 @@ def execute(job: Job) -> int:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(lock,),
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
                 check=False,
             ).returncode
     finally:
@@ -369,7 +369,7 @@ def _extra(module: str, extra: str) -> Any:
 _PR_SET_PDEATHSIG = 1
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Ask Linux for SIGTERM when the parent dies, however it does; runs between fork and exec."""
     if sys.platform != "linux":
         return

@@ -36,9 +36,12 @@ def rows(records: Iterable[Mapping[str, Any]], folder: Path) -> list[dict[str, A
         if record["run"] is None:
             continue
         try:
-            loaded[record["id"]] = load_run(folder / record["run"])
+            run = load_run(folder / record["run"])
+            _ = run.steps
         except ValueError as error:
             notes[record["id"]] = str(error)
+        else:
+            loaded[record["id"]] = run
     references = {
         _setting(r): loaded[r["id"]]
         for r in records

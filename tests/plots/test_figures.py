@@ -103,7 +103,7 @@ def test_both_formats_are_written_and_equal_rows_give_equal_files(runs, tmp_path
     first = plots.draw_figures(runs, tmp_path / "one")
     second = plots.draw_figures(runs, tmp_path / "two")
     assert [p.name for p in first] == [
-        f"{name}.{kind}" for name in plots.FIGURES for kind in ("png", "pdf")
+        f"{name}.{kind}" for name in plots.FIGURES for kind in ("png", "pdf", "svg")
     ]
     for a, b in zip(first, second, strict=True):
         assert a.read_bytes() == b.read_bytes()

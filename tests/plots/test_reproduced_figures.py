@@ -78,7 +78,7 @@ def test_reproduced_figures_are_written_and_equal_rows_give_equal_files(
     for result in (fig3_result, fig9_result):
         first = plots.draw_reproduced(result, tmp_path / "one")
         second = plots.draw_reproduced(result, tmp_path / "two")
-        assert [path.suffix for path in first] == [".png", ".pdf"]
+        assert [path.suffix for path in first] == [".png", ".pdf", ".svg"]
         for a, b in zip(first, second, strict=True):
             assert a.read_bytes() == b.read_bytes()
 

@@ -228,7 +228,7 @@ class TorchBackend:
         while True:
             try:
                 with as_in_dispatch():
-                    self.copies.bring_back(storage, receive)
+                    self.copies.bring_back(storage, receive, self.now())
                 break
             except torch.OutOfMemoryError:
                 if not self.insists or not self.engine.evict_one():

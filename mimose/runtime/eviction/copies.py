@@ -72,6 +72,7 @@ class Copies:
     Attributes:
         outgoing: Storages on their way to the host, in order.
         arriving: Storages on their way back, in order; see :meth:`await_arrival`.
+        away: Storages that are on the host only.
         outgoing_bytes: Bytes on their way to the host.
         arriving_bytes: Bytes on their way back.
         away_bytes: Bytes of storages that are on the host only.
@@ -90,15 +91,17 @@ class Copies:
         self.outgoing: dict[Storage, _Copy] = {}
         # The transfer, and the memory that it fills: nobody may free that meanwhile.
         self.arriving: dict[Storage, tuple[Any, Any]] = {}
+        self.away: dict[Storage, None] = {}
         self.outgoing_bytes = self.arriving_bytes = self.away_bytes = 0
         self.num_out = self.num_in = self.moved_bytes = 0
-        self._out_until = float("-inf")
+        self._out_until = self._in_until = float("-inf")
 
     def end(self) -> None:
         """Let what follows wait for all transfers, and give all copies up."""
         self.await_departure(list(self.outgoing))
         self.await_arrival(list(self.arriving))
         self._copies.clear()
+        self.away.clear()
         self.away_bytes = 0
 
     # -- what they would cost
@@ -118,6 +121,10 @@ class Copies:
             return 0.0 if copy.transfer is None else max(0.0, copy.ready - now)
         return max(0.0, self._out_until - now) + self.seconds(storage.size)
 
+    def seconds_in_queue(self, now: float) -> float:
+        """Return how long it takes until all that is on its way back has arrived."""
+        return max(0.0, self._in_until - now) if self.arriving else 0.0
+
     # -- making them
 
     def start(self, storage: Storage, data: Any, now: float) -> None:
@@ -136,19 +143,23 @@ class Copies:
         if storage not in self._copies:
             self.start(storage, data, now)
         self.await_departure((storage,))
+        self.away[storage] = None
         self.away_bytes += storage.size
 
-    def bring_back(self, storage: Storage, receive: Callable[[Any], Any]) -> None:
+    def bring_back(self, storage: Storage, receive: Callable[[Any], Any], now: float) -> None:
         """Start copying a storage from the host, where its copy stays.
 
         Args:
             storage: The storage.
             receive: Takes the new memory, and returns what keeps it.
+            now: The time.
         """
         copy = self._copies[storage]
         data, transfer = self.channel.fetch(copy.host)
         self.arriving[storage] = transfer, receive(data)
+        self._in_until = max(self._in_until, now) + self.seconds(storage.size)
         self.arriving_bytes += storage.size
+        del self.away[storage]
         self.away_bytes -= storage.size
         self.num_in += 1
         self.moved_bytes += storage.size
@@ -176,7 +187,8 @@ class Copies:
         """
         self.await_arrival((storage,))
         self.await_departure((storage,))
-        if self._copies.pop(storage, None) is not None and storage.on_host:
+        if self._copies.pop(storage, None) is not None and storage in self.away:
+            del self.away[storage]
             self.away_bytes -= storage.size
 
     def poll(self) -> None:

@@ -6,9 +6,9 @@ docs/planners.md gives the reasons. With ``m`` a storage's bytes and ``s`` its s
 
 * Cost of recomputing: that of its own operators and of those missing that it would be made from,
   which would have to run again. What lies on the host is not missing.
-* Cost of swapping: what cannot be hidden behind the operators. On the way out that is the time
-  until its copy is whole, nothing if it is already; on the way in, what is left of its transfer,
-  and of all that comes back before it, after the time until its next use.
+* Cost of swapping: how much longer operators would wait. On the way out that is the time until its
+  copy is whole, nothing if it is already; on the way in, what :class:`Promises` makes of it: the
+  bus is promised to other storages, and memory comes free only as the step goes on.
 * The filter ``base`` releases the least of (the lesser cost) ``/ (m s)``, ``lru`` the least
   recently used and ``greedy`` the largest. The director takes the lesser cost.
 """
@@ -23,6 +23,7 @@ from mimose.runtime.eviction.copies import Copies
 from mimose.runtime.eviction.graph import Storage
 from mimose.runtime.eviction.heuristics import Heuristic
 from mimose.runtime.eviction.pool import Pool
+from mimose.runtime.eviction.promises import Promises
 from mimose.runtime.eviction.uses import Uses
 
 Actions = Literal["recompute", "swap", "both"]
@@ -47,6 +48,9 @@ class Delta(Heuristic):
         prefetch: Whether swapped storages are brought back ahead of their use.
         sampling: Look at about ``2 sqrt(n)`` of the ``n`` candidates only.
         seed: For sampling.
+
+    Attributes:
+        promises: What the bus is promised. None where ``actions`` is ``recompute``.
     """
 
     def __init__(
@@ -67,12 +71,20 @@ class Delta(Heuristic):
         self._actions = actions
         self._prefetch = prefetch
         self._now = 0.0
+        self.promises: Promises | None = None
+        if copies is not None and uses is not None:
+            self.promises = Promises(copies, uses)
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether a storage that is away may be computed again instead of being brought back."""
+        return self._actions == "both"
 
     # -- filter
 
     def choose(self, pool: Pool, now: float) -> Storage | None:
         """Return the storage to release."""
-        self._now = now
+        self._look(now)
         return super().choose(pool, now)
 
     def evaluate(self, storage: Storage, now: float) -> float:
@@ -93,6 +105,11 @@ class Delta(Heuristic):
             return swap
         return min(swap, out + self.recompute_seconds(storage, swap - out))
 
+    def _look(self, now: float) -> None:
+        self._now = now
+        if self.promises is not None:
+            self.promises.look(now, self.stats.operator_cost)
+
     # -- director
 
     def action(self, storage: Storage) -> Literal["drop", "swap"]:
@@ -102,7 +119,11 @@ class Delta(Heuristic):
         if self._actions == "swap":
             return "swap"
         swap, out = self.swap_seconds(storage, self._now)
-        return "swap" if swap <= out + self.recompute_seconds(storage, swap - out) else "drop"
+        if swap <= out + self.recompute_seconds(storage, swap - out):
+            return "swap"
+        assert self.promises is not None
+        self.promises.drop(storage)
+        return "drop"
 
     def recompute_seconds(self, storage: Storage, enough: float) -> float:
         """Return what computing a storage again takes; it may stop at what is ``enough``."""
@@ -134,22 +155,20 @@ class Delta(Heuristic):
         copies = self._copies
         assert copies is not None
         out = copies.seconds_out(storage, now)
-        return out + self.seconds_in(storage, now), out if copies.has(storage) else 0.0
+        return out + self.seconds_in(storage), out if copies.has(storage) else 0.0
 
-    def seconds_in(self, storage: Storage, now: float) -> float:
-        """Return how long operators would wait for a storage on its way back.
+    def seconds_in(self, storage: Storage) -> float:
+        """Return how much longer operators would wait if a storage had to come back, too.
 
-        All that is away is taken to come back before it. At the least it costs its submission.
+        At the least it costs its submission, and at the most its own transfer.
         """
         assert self._copies is not None
-        assert self._uses is not None
-        copies = self._copies
-        own = copies.seconds(storage.size)
+        assert self.promises is not None
+        own = self._copies.seconds(storage.size)
         if not self._prefetch:
             return own
-        before = copies.away_bytes / copies.channel.bandwidth
-        late = before + own - self._uses.seconds_until(storage, now)
-        return max(copies.channel.latency, min(own, late))
+        late = self.promises.seconds_late(storage, self.stats.operator_cost)
+        return max(self._copies.channel.latency, min(own, late))
 
     # -- copying ahead
 
@@ -163,6 +182,7 @@ class Delta(Heuristic):
         """
         candidates: Iterable[Storage] = pool.sample(self.random) if self.sampling else pool
         most, chosen, count = 0.0, None, 0
+        self._look(now)
         for storage in candidates:
             count += 1
             gain = self._gain(storage, now)
@@ -178,14 +198,15 @@ class Delta(Heuristic):
         assert uses is not None
         if copies.has(storage) or uses.age(storage) < _YOUNG or storage.size <= 0:
             return 0.0
-        if uses.seconds_until(storage, now) < 2 * copies.seconds(storage.size):
-            return 0.0  # It would be back before it has saved anything.
+        until = uses.seconds_until(storage, self.stats.operator_cost)
+        if until < 2 * copies.seconds(storage.size) or until == inf:
+            return 0.0  # It would be back, or gone, before it has saved anything.
         stale = now - storage.accessed
         if self._filter == "greedy":
             return storage.size
         if self._filter == "lru" or self._actions == "swap":
             return stale
         seconds = self.recompute_seconds(storage, inf)
-        if seconds <= self.seconds_in(storage, now):
+        if seconds <= self.seconds_in(storage):
             return 0.0
         return seconds * stale / storage.size

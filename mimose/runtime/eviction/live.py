@@ -378,8 +378,8 @@ class EvictionRuntime:
         try:
             measures = need is None and self._measures
             if need is None:
-                need = needs.work_out(traits, func, args, kwargs, described) if measures else 0
-            if need:
+                need = self._make_room_for_unknown(traits, func, args, kwargs) if measures else 0
+            elif need:
                 engine.make_room(need)
             if self._charges:
                 self._charge()
@@ -403,8 +403,10 @@ class EvictionRuntime:
             raise
         if measures:
             need = self._measured(before)
-            needs.learn(signature, func, described, need)
         fresh, outputs, sources = self._outputs(traits, described, output)
+        if measures:
+            returned = tensors_returned(output)
+            needs.learn(signature, func, args, need, [returned[i] for i in sources])
         changed = [holders[place] for place in written if not holders[place].constant]
         version, room = None, sum(size for size, _ in outputs) if outputs else 0
         if len(changed) == 1 and outputs is not None and not _resized(changed[0]):
@@ -451,6 +453,19 @@ class EvictionRuntime:
             backward = torch._C._current_graph_task_id() != -1
             self._swapper.operated(func, parents, made, need, backward=backward)
         return output
+
+    def _make_room_for_unknown(self, traits: Traits, func: Any, args: Any, kwargs: Any) -> int:
+        """Make room for a call that is not known, and return what it is taken to need."""
+        need = self._needs.work_out(traits, func, args, kwargs)
+        try:
+            self._engine.make_room(need)
+        except NoRoom:
+            # A guess that may be too high is no reason to give up: its outputs are no guess.
+            least = self._needs.outputs(func, args, kwargs)
+            if least >= need:
+                raise
+            self._engine.make_room(least)
+        return need
 
     def _await_copies(self, read: list[Tensor], written: list[Tensor]) -> None:
         """Let an operator wait for copies that its arguments are in the midst of."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 
-from mimose.runtime.eviction.lineage import PLAIN, Place, Traits, tensors_returned
+from mimose.runtime.eviction.lineage import PLAIN, Traits, tensors_returned
 
 _MOST_KNOWN = 500_000
 _GRAIN = 512
@@ -24,7 +25,8 @@ class Needs:
 
     A call that is not known is worked out: exactly where the device can tell. Elsewhere that takes
     milliseconds, and batches of new lengths come with every step; so it is done once for each kind
-    of call, and later ones are taken to need as much for each byte of their arguments as the last.
+    of call. Of later ones the outputs' extents are read off the arguments, as they were the last
+    times, and what they take while they run is taken to be as much for each byte of arguments.
 
     Args:
         device: The device.
@@ -32,7 +34,7 @@ class Needs:
 
     def __init__(self, device: Any) -> None:
         self._known: dict[int, int] = {}
-        self._shares: dict[Any, float] = {}
+        self._kinds: dict[Any, _Kind] = {}
         self._foresee: Callable[[Any, Any, Any], int | None] = getattr(device, "foresee", on_meta)
         self._exact = self._foresee is not on_meta
 
@@ -40,46 +42,115 @@ class Needs:
         """Return what a call of this signature needed the last time, or None."""
         return self._known.get(signature)
 
-    def learn(self, signature: int | None, func: Any, described: Any, need: int) -> None:
-        """Take note of what a call with such arguments needed."""
+    def learn(
+        self, signature: int | None, func: Any, args: Any, need: int, made: Sequence[torch.Tensor]
+    ) -> None:
+        """Take note of what a call needed, and of the new tensors that it returned."""
         if signature is not None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[signature] = need
         if not self._exact:
-            kind, given = _kind(func, described)
-            if given:
-                self._shares[kind] = need / given
+            call = _Call(func, args)
+            kind = self._kinds.get(call.kind)
+            if kind is None:
+                kind = self._kinds[call.kind] = _Kind()
+            kind.learn(call, need, made)
 
-    def work_out(self, traits: Traits, func: Any, args: Any, kwargs: Any, described: Any) -> int:
+    def work_out(self, traits: Traits, func: Any, args: Any, kwargs: Any) -> int:
         """Return what an unknown call will need, as far as that can be told; else 0."""
         if not traits.makes or traits.dynamic:
             return 0
         if not self._exact:
-            kind, given = _kind(func, described)
-            share = self._shares.get(kind)
-            if share is not None:
-                return int(share * given)
+            call = _Call(func, args)
+            kind = self._kinds.get(call.kind)
+            if kind is not None:
+                return kind.need(call)
+        return self.outputs(func, args, kwargs)
+
+    def outputs(self, func: Any, args: Any, kwargs: Any) -> int:
+        """Return the least that a call will need, as far as that can be told; else 0."""
         need = self._foresee(func, args, kwargs)
         return 0 if need is None else need
 
 
-def _kind(func: Any, described: Any) -> tuple[Any, int]:
-    """Return what calls of one kind have in common, and the bytes of this one's arguments."""
-    kind: list[Any] = [func]
-    given = 0
-    for each in described:
-        if type(each) is Place:
-            _, dtype, shape, _, _ = each
-            kind += (dtype, len(shape))
-            given += shape.numel() * dtype.itemsize
-        elif type(each) is tuple:
-            inner, more = _kind(len(each), each)
-            kind.append(inner)
-            given += more
-        else:
-            kind.append(type(each))
-    return tuple(kind), given
+class _Call:
+    """An operator's arguments, as far as they tell what it needs.
+
+    Attributes:
+        kind: What calls have in common that need memory alike: everything but the extents of
+            tensors that are not parameters. Layers of other widths may be computed otherwise: a
+            convolution of 3 channels pads them to the 16 that a vector holds.
+        extents: Those of all tensors one after the other, and the whole numbers among arguments.
+        given: Bytes of the tensors.
+    """
+
+    __slots__ = ("extents", "given", "kind")
+
+    def __init__(self, func: Any, args: Any) -> None:
+        self.extents: list[int] = []
+        self.given = 0
+        self.kind = (func, *self._read(args))
+
+    def _read(self, values: Any) -> list[Any]:
+        kind: list[Any] = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                shape, dtype = value.shape, value.dtype
+                self.extents += shape
+                self.given += shape.numel() * dtype.itemsize
+                kind += (dtype, shape if type(value) is torch.nn.Parameter else len(shape))
+            elif isinstance(value, list | tuple):
+                kind.append(tuple(self._read(value)))
+            else:
+                if type(value) is int:
+                    self.extents.append(value)
+                kind.append(type(value))
+        return kind
+
+
+class _Kind:
+    """What calls of one kind needed."""
+
+    __slots__ = ("_share", "_shapes", "_spare")
+
+    def __init__(self) -> None:
+        self._share = self._spare = 0.0
+        self._shapes: list[tuple[int, list[set[int]]]] | None = None
+
+    def learn(self, call: _Call, need: int, made: Sequence[torch.Tensor]) -> None:
+        """Take note of one more."""
+        places: dict[int, set[int]] = {}
+        for place, extent in enumerate(call.extents):
+            places.setdefault(extent, set()).add(place)
+        shapes = [
+            (t.dtype.itemsize, [places.get(extent, set()) for extent in t.shape if extent != 1])
+            for t in made
+        ]
+        before = self._shapes
+        if before and [(size, len(dims)) for size, dims in before] == [
+            (size, len(dims)) for size, dims in shapes
+        ]:
+            # Extents that are equal by chance are told apart by other calls.
+            shapes = [
+                (size, [(a & b) or b for a, b in zip(old, new, strict=True)])
+                for (_, old), (size, new) in zip(before, shapes, strict=True)
+            ]
+        self._shapes = shapes if all(all(dims) for _, dims in shapes) else None
+        room = sum(rounded(t.untyped_storage().nbytes()) for t in made)
+        given = max(1, call.given)
+        self._share, self._spare = need / given, max(0, need - room) / given
+
+    def need(self, call: _Call) -> int:
+        """Return what a call will need."""
+        if self._shapes is None:
+            return int(self._share * call.given)
+        extents = call.extents
+        room = sum(
+            rounded(size * prod(extents[min(places)] for places in dims))
+            for size, dims in self._shapes
+        )
+        return room + int(self._spare * call.given)
 
 
 def on_meta(func: Any, args: Any, kwargs: Any) -> int | None:

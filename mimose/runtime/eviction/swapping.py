@@ -62,27 +62,32 @@ class Swapper:
         self._uses = uses
         self._start = start
         self._bring = bring
+        assert policy.promises is not None
+        self._promises = policy.promises
         self._prefetch = prefetch
+        self._whole = False
         self._most_under_way = max(1, int(UNDER_WAY_SECONDS * copies.channel.bandwidth))
         self._mark = 0
         self._at_once = False
         self._margin = 0.0
-        self._seen_out = 0
+        self._seen_gone = 0
 
     def begin(self) -> None:
         """A step begins."""
         engine = self._engine
-        backend = engine.backend
-        self._uses.begin(backend.now())
-        usage, budget = backend.usage(), engine.budget or 0
+        usage, budget = engine.backend.usage(), engine.budget or 0
+        self._uses.begin(0.0)
+        self._promises.begin(usage, whole=self._whole)
+        self._whole = False
         self._mark = usage if self._at_once else usage + int(LOW_WATER * (budget - usage))
         self._margin = 0.0
-        self._seen_out = 0
+        self._seen_gone = 0
 
     def end(self) -> None:
         """The step is over."""
         stats = self._engine.stats
         self._at_once = stats.num_evictions + stats.num_swaps_out > 0
+        self._whole = True
         self._copies.end()
 
     def abandon(self) -> None:
@@ -108,9 +113,13 @@ class Swapper:
             need: Bytes that room was made for.
             backward: Whether it belongs to backward.
         """
-        copies = self._copies
-        self._uses.note(key, parents, outputs, self._engine.backend.now(), backward=backward)
+        engine, copies, promises = self._engine, self._copies, self._promises
+        # The model's own time: what is waited, searched or computed again hides no transfer.
+        work = engine.stats.operator_cost
+        self._uses.note(key, parents, outputs, work, backward=backward)
+        promises.note(parents, outputs, work)
         self._margin = max(_FADING * self._margin, need)
+        promises.room = (engine.budget or 0) - int(self._margin)
         if copies.outgoing or copies.arriving:
             copies.poll()
         if copies.away_bytes and self._prefetch:
@@ -132,15 +141,50 @@ class Swapper:
 
     def _bring_back(self) -> None:
         engine, copies, uses = self._engine, self._copies, self._uses
-        if engine.stats.num_swaps_out != self._seen_out:
-            self._seen_out = engine.stats.num_swaps_out
+        gone = engine.stats.num_swaps_out + engine.stats.num_evictions
+        if gone != self._seen_gone:
+            self._seen_gone = gone
             uses.look_again()
-        budget = engine.budget or 0
+        budget, backend = engine.budget or 0, engine.backend
         while copies.arriving_bytes < self._most_under_way:
             wanted = uses.next_wanted()
             if wanted is None:
                 return
-            if engine.backend.usage() + wanted.size + self._margin > budget:
+            if self._gives_up(wanted):
+                continue
+            if backend.usage() + wanted.size + self._margin > budget:
+                return
+            if not self._stays(wanted):
                 return
             if not self._bring(wanted):
                 return
+
+    def _stays(self, storage: Storage) -> bool:
+        """Return whether there will be room for a storage from now on until it is used.
+
+        Where there will not, it would be sent away again, or others in its stead.
+        """
+        engine, promises = self._engine, self._promises
+        work = engine.stats.operator_cost
+        promises.look(engine.backend.now(), work)
+        due = promises.bytes_due_after(self._uses.seconds_until(storage, work))
+        return promises.seconds_until_room(due) <= 0
+
+    def _gives_up(self, storage: Storage) -> bool:
+        """Drop a storage that would be back too late, if computing it again takes less than that.
+
+        What is done with it was chosen when it left; how busy the bus and the memory would be was
+        foretold only.
+        """
+        if not self._policy.may_recompute:
+            return False
+        copies, engine = self._copies, self._engine
+        until = self._uses.seconds_until(storage, engine.stats.operator_cost)
+        late = copies.seconds_in_queue(engine.backend.now()) + copies.seconds(storage.size) - until
+        if late <= 0 or self._policy.recompute_seconds(storage, late) >= late:
+            return False
+        copies.forget(storage)
+        engine.surrender(storage)
+        self._promises.drop(storage)
+        self._uses.look_again()
+        return True

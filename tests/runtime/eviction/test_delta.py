@@ -108,7 +108,7 @@ class Machine:
             self.values[storage] = data[0]
             self.take(storage.size)
 
-        self.copies.bring_back(storage, receive)
+        self.copies.bring_back(storage, receive, self.clock)
 
     def bring_ahead(self, storage):
         self.engine.swap_in(storage)

@@ -1,0 +1,72 @@
+"""How a check's outcome was made: on what, when, by which code. Written beside its values."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import mimose
+from mimose_bench import experiments
+from mimose_bench.experiments import environment
+
+_SOURCES = (".py", ".cpp", ".h", ".json", ".toml")
+
+
+def facts(
+    name: str, device: str, *, quick: bool, seconds: float, version: str, recorded: bool
+) -> dict[str, Any]:
+    """Return what a check's file says of how it was made.
+
+    Args:
+        name: The check's name.
+        device: The device it was made on.
+        quick: Whether it was a quick run.
+        seconds: How long it took.
+        version: Whose statements it judges; see
+            :data:`mimose_bench.experiments.figures.claims.Version`.
+        recorded: Whether it is made from recorded runs.
+    """
+    captured = environment.capture(device.partition(":")[0])
+    del captured["command"]  # A worker's own; the one that a reader types comes below.
+    command = ["mimose-bench", "reproduce", name]
+    return {
+        "command": [*command, "--quick"] if quick else command,
+        **settings(device, quick=quick),
+        "seconds": round(seconds, 1),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "version": version,
+        "recorded": recorded,
+        "environment": captured,
+    }
+
+
+def settings(device: str, *, quick: bool) -> dict[str, Any]:
+    """Return what an outcome depends on: where this is equal, it need not be made again."""
+    return {
+        "device": device,
+        "quick": quick,
+        "code": environment.versions()["mimose-bench"],
+        "source": source_digest(),
+        "torch": environment.versions()["torch"],
+    }
+
+
+def is_current(run: Mapping[str, Any], device: str, *, quick: bool) -> bool:
+    """Return whether an outcome made so would be made the same way today."""
+    return all(run.get(key) == value for key, value in settings(device, quick=quick).items())
+
+
+@functools.cache
+def source_digest() -> str:
+    """Return a digest of the code and the data that outcomes are made from."""
+    found = hashlib.sha256()
+    for package in (mimose, experiments):
+        root = Path(package.__file__ or "").parent
+        for path in sorted(p for p in root.rglob("*") if p.suffix in _SOURCES):
+            found.update(f"{path.relative_to(root)}\0".encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
