@@ -995,6 +995,55 @@ def reproduce(
         raise typer.Exit(4)
 
 
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of reproduced values, as reproduce --out makes it.")
+    ] = RESULTS / "reproduced",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for report.html and report.md; 'report' by default."),
+    ] = None,
+    docs: Annotated[
+        Path | None,
+        typer.Option(
+            "--docs",
+            metavar="FILE",
+            help="Write this Markdown page for the project's documents instead, and keep the "
+            "values in the folder 'reproduced' beside it.",
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Write a report of reproduced values, claim by claim, as one HTML page and as Markdown."""
+    from mimose_bench.experiments.figures import stored
+    from mimose_bench.experiments.figures.reproduce import CHECKS
+    from mimose_bench.experiments.report import recorded_values, writing
+    from mimose_bench.experiments.report.contents import contents
+    from mimose_bench.plots import report_drawings
+
+    outcomes, problems = stored.read_all(folder)
+    if not outcomes:
+        raise ValueError(
+            f"there are no reproduced values in {folder}: make them with mimose-bench reproduce"
+        )
+    written: list[Path] = []
+    if docs is not None:
+        problems += recorded_values.write(outcomes, docs, tuple(CHECKS))
+        written.append(docs)
+    if docs is None or out is not None:
+        drawn, not_drawn = report_drawings(outcomes, folder)
+        problems += not_drawn
+        made = contents(outcomes, tuple(CHECKS), drawn)
+        written += writing.write(made, out or Path("report"))
+    for problem in problems:
+        _say(f"warning: {problem}")
+    if json:
+        _print_json([str(path) for path in written])
+    else:
+        print("\n".join(map(str, written)))
+
+
 # -- what the commands share
 
 

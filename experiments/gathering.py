@@ -31,7 +31,8 @@ def gather(names: Sequence[str], results: Path) -> Gathered:
 
     Args:
         names: Runs, folders of runs, of sweeps or of reproduced values; all runs in ``results`` if
-            there are none. Of a folder, runs that ended in an error are left out if there are others.
+            there are none. Runs in a folder that ended in an error are left out if there are
+            others.
         results: Folder that holds runs.
 
     Raises:

@@ -19,7 +19,6 @@ from mimose_bench.experiments.names import unknown_name
 from mimose_bench.experiments.schema import BLOCKS, SCHEMA_VERSION, STEPS
 from mimose_bench.experiments.summary import summarize
 
-
 OURS = ("sweep.json", "unfinished", "reproduced")
 """What lies beside runs in folders of this program's, besides names with a leading dot."""
 

@@ -30,7 +30,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return rows under ``headers``, columns aligned: text to the left, figures to the right."""
     body = [list(row) for row in rows]
     widths = [max(len(line[i]) for line in [list(headers), *body]) for i in range(len(headers))]
-    right = [bool(body) and all(_is_figure(row[i]) for row in body) for i in range(len(headers))]
+    right = [bool(body) and all(is_figure(row[i]) for row in body) for i in range(len(headers))]
 
     def line(cells: Sequence[str]) -> str:
         padded = (
@@ -299,7 +299,8 @@ def text_or_dash(value: Any) -> str:
     return MISSING if absent(value) else str(value)
 
 
-def _is_figure(cell: str) -> bool:
+def is_figure(cell: str) -> bool:
+    """Return whether a cell holds a figure, or that there is none."""
     return cell == MISSING or cell[:1].isdigit() or cell[:1] == "-"
 
 

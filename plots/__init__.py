@@ -12,15 +12,18 @@ from typing import Any
 
 from mimose_bench.experiments.distribution import Distribution
 from mimose_bench.experiments.figures.result import Reproduction
+from mimose_bench.experiments.figures.stored import Stored
 from mimose_bench.experiments.gathering import Gathered
 from mimose_bench.experiments.names import unknown_name
 from mimose_bench.experiments.reading import Run, readable_runs
+from mimose_bench.experiments.report.contents import Drawing
 from mimose_bench.plots import (
     breakdown,
     eviction_breakdown,
     input_sizes,
     layer_selection,
     loss,
+    peak_by_budget,
     peak_memory,
     relative_time,
     step_time,
@@ -31,6 +34,7 @@ from mimose_bench.plots import (
 
 ACROSS: dict[str, Callable[..., Any]] = {
     "fig10": relative_time.draw,
+    "fig11": peak_by_budget.draw,
 }
 """Figures of the paper's that show runs of several tasks; drawn where they are asked for."""
 
@@ -59,6 +63,7 @@ __all__ = [
     "draw_reproduced",
     "drawings",
     "known_figures",
+    "report_drawings",
 ]
 
 
@@ -90,6 +95,37 @@ def drawings(result: Reproduction, runs: Sequence[Run] = ()) -> dict[str, Any]:
     if result.name in FIGURES and any(len(run.steps) for run in runs):
         return {result.name: FIGURES[result.name]([run for run in runs if len(run.steps)])}
     return {}
+
+
+def report_drawings(
+    outcomes: Sequence[Stored], folder: Path
+) -> tuple[dict[str, list[Drawing]], list[str]]:
+    """Return figures for a report by the names of their checks, and what could not be drawn.
+
+    Args:
+        outcomes: Outcomes of checks.
+        folder: The folder that they and the runs they recorded lie in.
+    """
+    found: dict[str, list[Drawing]] = {}
+    problems = []
+    for outcome in outcomes:
+        if (result := outcome.result) is None:
+            continue
+        runs, passed_over = readable_runs(folder / "runs" / outcome.name)
+        problems += passed_over
+        alt = (
+            f"{result.title[:1].upper()}{result.title[1:]} ({result.source}), {result.device_label}"
+        )
+        try:
+            drawn = drawings(result, runs)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            # Values of another version may lack what a figure is drawn from.
+            problems.append(f"the figure of {outcome.name} could not be drawn: {error!r}")
+            continue
+        found[outcome.name] = [
+            Drawing(name=name, svg=style.to_svg(figure), alt=alt) for name, figure in drawn.items()
+        ]
+    return found, problems
 
 
 def draw_reproduced(

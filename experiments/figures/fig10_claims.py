@@ -114,9 +114,7 @@ def series_of(points: Iterable[Point]) -> list[Series]:
         ]
         keys.append(("Sublinear", "", [(task, "sublinear-greedy", "", "", b) for b in budgets]))
         pairs = DTR_PAIRS[task]
-        keys.append(
-            ("DTR", "", [(task, "dtr", "", _own(p), round(p[0] * GIB)) for p in pairs])
-        )
+        keys.append(("DTR", "", [(task, "dtr", "", _own(p), round(p[0] * GIB)) for p in pairs]))
         for planner, variant, wanted in keys:
             ours = tuple(known.get(key) for key in wanted)
             if any(ours):

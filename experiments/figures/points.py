@@ -122,7 +122,7 @@ def points_of(runs: Iterable[Run]) -> list[Point]:
 
 def own(reserve: object, trigger: object) -> str:
     """Return in words what a tensor-level planner was given."""
-    parts = [reserve and f"{reserve} left", trigger and f"evicting at {trigger}"]
+    parts = [reserve and f"{reserve} left", trigger and f"trigger {trigger}"]
     return ", ".join(part for part in parts if isinstance(part, str))
 
 

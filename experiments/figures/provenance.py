@@ -17,7 +17,14 @@ _SOURCES = (".py", ".cpp", ".h", ".json", ".toml")
 
 
 def facts(
-    name: str, device: str, *, quick: bool, seconds: float, version: str, recorded: bool
+    name: str,
+    device: str,
+    *,
+    quick: bool,
+    seconds: float,
+    cpu_seconds: float,
+    version: str,
+    recorded: bool,
 ) -> dict[str, Any]:
     """Return what a check's file says of how it was made.
 
@@ -26,6 +33,7 @@ def facts(
         device: The device it was made on.
         quick: Whether it was a quick run.
         seconds: How long it took.
+        cpu_seconds: How much of processors' time: it says more where others were at work, too.
         version: Whose statements it judges; see
             :data:`mimose_bench.experiments.figures.claims.Version`.
         recorded: Whether it is made from recorded runs.
@@ -37,6 +45,7 @@ def facts(
         "command": [*command, "--quick"] if quick else command,
         **settings(device, quick=quick),
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "version": version,
         "recorded": recorded,

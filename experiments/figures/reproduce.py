@@ -11,6 +11,8 @@ from mimose.devices.sim.gpus import load_gpu
 from mimose.units import format_seconds
 from mimose_bench.experiments.figures import (
     activations,
+    break_even,
+    cache,
     clock,
     delta,
     fig3,
@@ -18,14 +20,21 @@ from mimose_bench.experiments.figures import (
     fig5,
     fig9,
     fig10,
+    fig11,
     fragmentation,
     operator_graphs,
+    operators,
+    provenance,
     rotor,
+    running,
     stars,
     static,
+    stored,
+    table3,
+    table4,
     table5,
+    tables12,
 )
-from mimose_bench.experiments.figures import provenance, running, stored
 from mimose_bench.experiments.figures.claims import Version
 from mimose_bench.experiments.figures.result import Reproduction
 from mimose_bench.experiments.figures.session import Say, silent
@@ -64,6 +73,7 @@ CHECKS: dict[str, Check] = {
     "fig4": Check(fig4.check),
     "fig9": Check(fig9.check, {"stride": fig9.QUICK_STRIDE}),
     "fig10": Check(fig10.check, {"extent": "quick"}, recorded=True),
+    "fig11": Check(fig11.check, {"extent": "quick"}, recorded=True),
     "stars": Check(stars.check, {"runs": stars.QUICK_RUNS, "steps": stars.QUICK_STEPS}),
     "table5": Check(table5.check, {"sizes": table5.QUICK_SIZES}),
     "rotor": Check(rotor.check, {"blocks": rotor.QUICK_BLOCKS}, version="other"),
@@ -92,6 +102,47 @@ CHECKS: dict[str, Check] = {
         {"networks": delta.QUICK_NETWORKS, "ways": delta.QUICK_WAYS, "limits": False},
         version="other",
     ),
+    "table3": Check(
+        table3.check,
+        {
+            "tasks": table3.QUICK_TASKS,
+            "seeds": table3.QUICK_SEEDS,
+            "steps": table3.QUICK_STEPS,
+            "cpu_steps": table3.QUICK_CPU_STEPS,
+            "cpu_scale": "tiny",
+        },
+        recorded=True,
+        alone=True,
+    ),
+    "table4": Check(
+        table4.check,
+        {
+            "samples": table4.QUICK_SAMPLES,
+            "sizes": table4.QUICK_SIZES,
+            "rounds": table4.QUICK_ROUNDS,
+        },
+        alone=True,
+    ),
+    "tables12": Check(tables12.check),
+    "break-even": Check(
+        break_even.check,
+        {
+            "tasks": break_even.QUICK_TASKS,
+            "budgets": break_even.QUICK_BUDGETS,
+            "steps": break_even.QUICK_STEPS,
+        },
+        recorded=True,
+    ),
+    "cache": Check(
+        cache.check,
+        {
+            "search_steps": cache.QUICK_SEARCH_STEPS,
+            "tasks": cache.QUICK_TASKS,
+            "steps": cache.QUICK_STEPS,
+        },
+        recorded=True,
+    ),
+    "operators": Check(operators.check, version="v1"),
     "clock": Check(
         clock.check, {"stride": clock.QUICK_STRIDE}, clock.require_v100, version="other"
     ),

@@ -1,4 +1,4 @@
-"""A check's outcome as it lies in ``NAME.json``: written when it ends, read for drawings, reports."""
+"""A check's outcome as it lies in ``NAME.json``, read back for drawings and reports."""
 
 from __future__ import annotations
 

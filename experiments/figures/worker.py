@@ -66,7 +66,7 @@ def work(task: Task, say: Say) -> None:
     if check.recorded:
         # Quick runs are other cells than those of a whole check: both are kept, in one folder.
         means = recorder(Path(task.out) / "runs" / task.name, task.device, say, jobs=task.jobs)
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), _processor_seconds()
     try:
         result = check.run(means, say=say, **(check.quick if task.quick else {}))
         document = result.to_json()
@@ -79,6 +79,7 @@ def work(task: Task, say: Say) -> None:
         task.device,
         quick=task.quick,
         seconds=time.perf_counter() - started,
+        cpu_seconds=_processor_seconds() - worked,
         version=check.version,
         recorded=check.recorded,
     )
@@ -88,6 +89,11 @@ def work(task: Task, say: Say) -> None:
 def failed(name: str, error: str) -> dict[str, Any]:
     """Return what is written of a check that failed."""
     return {"schema_version": SCHEMA_VERSION, "name": name, "error": error}
+
+
+def _processor_seconds() -> float:
+    """Return what this process and those that it has waited for have taken of processors."""
+    return sum(os.times()[:4])
 
 
 def argument(task: Task) -> str:

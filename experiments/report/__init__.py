@@ -1,1 +1,1 @@
-"""What checks came to, as a page to read and as Markdown; see :mod:`.contents` for what is in it."""
+"""What checks came to, as a page to read and as Markdown."""

@@ -13,8 +13,9 @@ from mimose_bench.experiments.figures.text import (
     claim_value,
     criterion_value,
 )
+from mimose_bench.experiments.tables import MISSING
 
-NONE = "–"
+NONE = MISSING
 """What stands where there is nothing to say."""
 
 VERDICTS: tuple[Verdict, ...] = ("holds", "outside", "undecided", "not measured", "reported")

@@ -89,8 +89,9 @@ class Copies:
         """Forget everything: a step begins."""
         self._copies: dict[Storage, _Copy] = {}
         self.outgoing: dict[Storage, _Copy] = {}
-        # The transfer, and the memory that it fills: nobody may free that meanwhile.
-        self.arriving: dict[Storage, tuple[Any, Any]] = {}
+        # The transfer, the memory that it fills, which nobody may free meanwhile, and when it is
+        # expected to be over.
+        self.arriving: dict[Storage, tuple[Any, Any, float]] = {}
         self.away: dict[Storage, None] = {}
         self.outgoing_bytes = self.arriving_bytes = self.away_bytes = 0
         self.num_out = self.num_in = self.moved_bytes = 0
@@ -115,7 +116,13 @@ class Copies:
         return storage in self._copies
 
     def seconds_out(self, storage: Storage, now: float) -> float:
-        """Return how long it takes until a storage has a whole copy, begun now at the latest."""
+        """Return how long it takes until a storage has a whole copy, begun now at the latest.
+
+        One that is on its way back has to arrive first.
+        """
+        arriving = self.arriving.get(storage)
+        if arriving is not None:
+            return max(0.0, arriving[2] - now)
         copy = self._copies.get(storage)
         if copy is not None:
             return 0.0 if copy.transfer is None else max(0.0, copy.ready - now)
@@ -156,8 +163,8 @@ class Copies:
         """
         copy = self._copies[storage]
         data, transfer = self.channel.fetch(copy.host)
-        self.arriving[storage] = transfer, receive(data)
         self._in_until = max(self._in_until, now) + self.seconds(storage.size)
+        self.arriving[storage] = transfer, receive(data), self._in_until
         self.arriving_bytes += storage.size
         del self.away[storage]
         self.away_bytes -= storage.size

@@ -128,9 +128,25 @@ class Promises:
         pace = self._this.seconds[here] / passed if passed > 0 else 1.0
         return (seconds[until] - passed) * pace
 
-    def bytes_due_after(self, seconds: float) -> int:
-        """Return the bytes of what is away that is used later than in so many seconds."""
-        return self._later[bisect_left(self._due, seconds)]
+    def stays(self, size: int, until: float) -> bool:
+        """Return whether there is room for one of what is away from now on until it is wanted.
+
+        Where there is not, it would be sent away again, or others in its stead. What else is away
+        takes room from when it is due. :meth:`look` comes first.
+
+        Args:
+            size: Its bytes.
+            until: Seconds until it is wanted.
+        """
+        begun = 0.0
+        for due, later in zip([*self._due, until], self._later):
+            end = min(due, until)
+            if end > begun and self.seconds_until_room(later - size) > begun:
+                return False
+            if due >= until:
+                break
+            begun = due
+        return True
 
     def look(self, now: float, work: float) -> None:
         """Take stock of what is away.

@@ -146,40 +146,33 @@ class Swapper:
             self._seen_gone = gone
             uses.look_again()
         budget, backend = engine.budget or 0, engine.backend
+        work = engine.stats.operator_cost
         while copies.arriving_bytes < self._most_under_way:
             wanted = uses.next_wanted()
             if wanted is None:
                 return
-            if self._gives_up(wanted):
+            until = uses.seconds_ahead(work)
+            if self._gives_up(wanted, until):
                 continue
             if backend.usage() + wanted.size + self._margin > budget:
                 return
-            if not self._stays(wanted):
+            self._promises.look(backend.now(), work)
+            if not self._promises.stays(wanted.size, until) or not self._bring(wanted):
                 return
-            if not self._bring(wanted):
-                return
 
-    def _stays(self, storage: Storage) -> bool:
-        """Return whether there will be room for a storage from now on until it is used.
-
-        Where there will not, it would be sent away again, or others in its stead.
-        """
-        engine, promises = self._engine, self._promises
-        work = engine.stats.operator_cost
-        promises.look(engine.backend.now(), work)
-        due = promises.bytes_due_after(self._uses.seconds_until(storage, work))
-        return promises.seconds_until_room(due) <= 0
-
-    def _gives_up(self, storage: Storage) -> bool:
+    def _gives_up(self, storage: Storage, until: float) -> bool:
         """Drop a storage that would be back too late, if computing it again takes less than that.
 
         What is done with it was chosen when it left; how busy the bus and the memory would be was
         foretold only.
+
+        Args:
+            storage: The storage.
+            until: Seconds until it is wanted.
         """
         if not self._policy.may_recompute:
             return False
         copies, engine = self._copies, self._engine
-        until = self._uses.seconds_until(storage, engine.stats.operator_cost)
         late = copies.seconds_in_queue(engine.backend.now()) + copies.seconds(storage.size) - until
         if late <= 0 or self._policy.recompute_seconds(storage, late) >= late:
             return False

@@ -127,15 +127,26 @@ class Uses:
             following = bisect_right(uses, position)
             if following == len(uses):
                 return inf
-            seconds = self._last.seconds
-            passed = seconds[position]
-            pace = (now - self._began) / passed if passed > 0 else 1.0
-            return max(0.0, (seconds[uses[following]] - passed) * pace)
+            return self._seconds_to(uses[following], now)
         if self.turned is None:
             return now - when
         if when > self.turned:
             return inf
         return max(0.0, self.turned + BACKWARD_PACE * (self.turned - when) - now)
+
+    def seconds_ahead(self, now: float) -> float:
+        """Return when what :meth:`next_wanted` returned last is wanted; a guess is its next use."""
+        if not self.known:
+            wanted = self._last_made()
+            return inf if wanted is None else self.seconds_until(wanted, now)
+        return self._seconds_to(self._ahead, now)
+
+    def _seconds_to(self, position: int, now: float) -> float:
+        """Return how long it is until an operator runs that the step before had, too."""
+        seconds = self._last.seconds
+        passed = seconds[len(self._this.keys) - 1]
+        pace = (now - self._began) / passed if passed > 0 else 1.0
+        return max(0.0, (seconds[position] - passed) * pace)
 
     def look_again(self) -> None:
         """Storages left: look for what is wanted from the present on."""

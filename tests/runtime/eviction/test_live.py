@@ -18,19 +18,23 @@ def exact(**changes):
 
 
 class Residual(nn.Module):
-    """Convolutions with batch norm, activations in place, and a shortcut around each."""
+    """Convolutions with batch norm, activations in place, and a shortcut around each.
+
+    They have 16 channels, as many as the longest vectors hold: fewer are padded to that on some
+    CPUs, and what convolutions take beside their outputs would be most of the memory.
+    """
 
     def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1),
-                nn.BatchNorm2d(8),
+                nn.Conv2d(3 if i == 0 else 16, 16, 3, padding=1),
+                nn.BatchNorm2d(16),
                 nn.ReLU(inplace=True),
             )
             for i in range(5)
         )
-        self.head = nn.Linear(8, 4)
+        self.head = nn.Linear(16, 4)
 
     def forward(self, x):
         for i, block in enumerate(self.blocks):
@@ -132,9 +136,12 @@ class TestModels:
             budget = plain[name].budget(share)
             seen = train(build, batch(), exact(), budget)
             assert plain[name].differences(seen) == 0, share
-            # In the first step it is not known yet what operators take beside their outputs.
+            # In the first step it is not known yet what operators take beside their outputs. Of
+            # a convolution that is as much again, and differs between CPUs: with it unknown, a
+            # large budget looks sufficient, and nothing may be evicted.
             assert seen.peaks[-1] <= budget, share
-            assert all(f.num_evictions and f.num_rematerializations for f in seen.figures)
+            figures = seen.figures if share < 0.9 or name != "conv" else seen.figures[1:]
+            assert all(f.num_evictions and f.num_rematerializations for f in figures), share
 
     def test_every_heuristic_is_equal(self, train, plain, name):
         build, batch, _ = MODELS[name]
