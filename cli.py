@@ -1,8 +1,8 @@
 """The mimose-bench command line: parse, call, print, exit code.
 
-Exit codes: 0 done; 1 a handled error, one sentence on stderr; 2 usage; 3 the run ended out of
-memory, infeasible or thrashing, which is recorded; 4 a reproduced value is outside its tolerance;
-130 interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled error.
+Exit codes: 0 done; 1 a handled error, one sentence on stderr, or a check or cell that failed; 2
+usage; 3 the run ended out of memory, infeasible or thrashing, which is recorded; 4 a reproduced value
+is outside its tolerance; 130 interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled error.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ Reserve = Annotated[
         "--reserve",
         metavar="BYTES",
         help="For planners dtr and delta: part of the budget left for fragmentation, in bytes or "
-        "as a share of it (dtr 25%, delta 5%).",
+        "as a share of it (dtr 25%, delta 10%).",
     ),
 ]
 Actions = Annotated[
@@ -244,6 +244,15 @@ Flops = Annotated[
         "--flops",
         help="Count FLOPs after the run, for its MFU and HFU: on, off or auto (on for cuda and "
         "sim, off for cpu, whose peak is not known).",
+    ),
+]
+Allocator = Annotated[
+    str | None,
+    typer.Option(
+        "--allocator",
+        help="Segments of the caching allocator's model on cpu and sim: native, or expandable as "
+        "under PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. On cuda set that variable.",
+        show_default="native",
     ),
 ]
 ZeroGrad = Annotated[
@@ -493,6 +502,7 @@ def plan(
     gap: Gap = None,
     plan_size: PlanSize = None,
     planner_option: PlannerOptions = None,
+    allocator: Allocator = None,
     zero_grad: ZeroGrad = "keep",
     foreach: Foreach = "auto",
     enforce: Enforce = True,
@@ -600,6 +610,7 @@ def run(
     gap: Gap = None,
     plan_size: PlanSize = None,
     planner_option: PlannerOptions = None,
+    allocator: Allocator = None,
     zero_grad: ZeroGrad = "keep",
     foreach: Foreach = "auto",
     on_oom: Annotated[

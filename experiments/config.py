@@ -30,6 +30,9 @@ class RunConfig:
     """Bound on reserved bytes; None is the unlimited reference."""
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``sim:NAME``."""
+    allocator: str | None = None
+    """``native`` or ``expandable`` segments, on cpu and sim; None is ``native``, and what PyTorch is
+    set to on cuda."""
     scale: str = "full"
     """``full``, ``small`` or ``tiny``."""
     lengths: str = "sampled"
@@ -145,6 +148,8 @@ class RunConfig:
             raise ValueError(f"--seed must be from 0 to 2^63 - 1, not {self.seed}")
         if self.threads is not None and self.threads > _MOST_THREADS:
             raise ValueError(f"--threads must be at most {_MOST_THREADS}, not {self.threads}")
+        if self.allocator is not None:
+            _one_of("--allocator", self.allocator, ("native", "expandable"))
         _one_of("--scale", self.scale, SCALES)
         _one_of("--precision", self.precision, PRECISIONS)
         _one_of("--attention", self.attention, ("eager", "sdpa"))

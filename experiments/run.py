@@ -73,7 +73,7 @@ def opened(config: RunConfig) -> Iterator[Device]:
     """Open the configuration's device for the block and set torch's threads."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    device = open_device(config.device, reset_peaks=True)
+    device = open_device(config.device, reset_peaks=True, allocator=config.allocator)
     try:
         if isinstance(device, SimDevice):
             device.refuse_beyond(config.budget)

@@ -7,7 +7,7 @@ from mimose.costs import Infeasible
 from mimose.plan import Plan, Region
 from mimose.planners import PLANNERS
 
-__all__ = ["PLANNERS", "Handle", "Infeasible", "Plan", "Region", "attach"]
+__all__ = ["PLANNERS", "Handle", "Infeasible", "Plan", "Region", "Thrashing", "attach"]
 
 
 def __getattr__(name: str) -> object:
@@ -16,4 +16,8 @@ def __getattr__(name: str) -> object:
         from mimose import handle
 
         return getattr(handle, name)
+    if name == "Thrashing":
+        from mimose.runtime.eviction.engine import Thrashing
+
+        return Thrashing
     raise AttributeError(f"module 'mimose' has no attribute {name!r}")

@@ -23,6 +23,7 @@ from mimose_bench.plots import (
     input_sizes,
     layer_selection,
     loss,
+    paired_times,
     peak_by_budget,
     peak_memory,
     relative_time,
@@ -35,6 +36,7 @@ from mimose_bench.plots import (
 ACROSS: dict[str, Callable[..., Any]] = {
     "fig10": relative_time.draw,
     "fig11": peak_by_budget.draw,
+    "cpu-training": paired_times.draw,
 }
 """Figures of the paper's that show runs of several tasks; drawn where they are asked for."""
 

@@ -70,7 +70,7 @@ def results(tmp_path):
 
 
 def names(results):
-    return {p.name.split("-")[2]: str(p) for p in results.iterdir()}
+    return {p.name.split("-")[2]: str(p) for p in results.glob("qa-bert-*")}
 
 
 def one_sentence(code, out, err, expected=1):
@@ -93,7 +93,7 @@ def test_help_is_quick_because_it_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
-    for verb in ("list", "plan", "run", "show", "compare", "plot", "doctor", "smoke"):
+    for verb in ("list", "plan", "run", "show", "compare", "plot", "report", "doctor", "smoke"):
         assert f"\n  {verb} " in done.stdout
 
 
@@ -274,9 +274,70 @@ def test_plot_writes_the_figures_asked_for(call, results, tmp_path):
         "plot", "--results", results, "--out", tmp_path / "f", "--figure", "loss", "--json"
     )
     assert code == 0
-    assert json.loads(out) == [str(tmp_path / "f/loss.png"), str(tmp_path / "f/loss.pdf")]
+    assert json.loads(out) == [str(tmp_path / f"f/loss.{kind}") for kind in ("png", "pdf", "svg")]
     line = one_sentence(*call("plot", "--results", results, "--figure", "los"))
     assert "did you mean 'loss'" in line
+
+
+@pytest.fixture
+def damaged(results):
+    """The same folder: a run cut short, one of a newer version, a foreign file, an empty folder."""
+    paths = names(results)
+    (Path(paths["dtr"]) / "steps.parts" / "000000.parquet").write_bytes(b"PAR1")
+    document = Path(paths["full"]) / "run.json"
+    newer = json.loads(document.read_text()) | {"schema_version": SCHEMA_VERSION + 1}
+    document.write_text(json.dumps(newer))
+    (results / "foreign.txt").write_text("hello")
+    (results / "empty").mkdir()
+    return results
+
+
+def test_plot_names_what_it_cannot_read_and_draws_the_rest(call, damaged, tmp_path):
+    for given in (("--results", damaged), (damaged,)):
+        code, out, err = call("plot", *given, "--out", tmp_path / "f", "--figure", "step-time")
+        assert code == 0
+        assert len(out.splitlines()) == 3
+        for named in ("000000.parquet", "newer than", "foreign.txt", "empty"):
+            assert sum(named in line for line in err.splitlines()) == 1, err
+    line = one_sentence(*call("plot", names(damaged)["full"]))
+    assert "newer than" in line
+
+
+def test_compare_passes_over_what_it_cannot_read(call, damaged):
+    paths = names(damaged)
+    given = [paths["baseline"], paths["full"]]
+    assert "newer than" in one_sentence(*call("compare", *given))
+    code, out, err = call("compare", *given, paths["baseline"])
+    assert code == 0
+    assert "full" not in out
+    assert "newer than" in err
+    assert "newer than" in one_sentence(*call("show", paths["full"]))
+
+
+def test_report_and_plot_take_reproduced_values(call, tmp_path):
+    from mimose_bench.experiments.figures import fig3
+    from mimose_bench.experiments.files import write_json
+
+    measured = {
+        dataset: {p.input_size: p.peak_bytes for p in fig3.split(dataset)[0]}
+        for dataset in fig3.QUADRATICS
+    }
+    values = tmp_path / "values"
+    values.mkdir()
+    write_json(values / "fig3.json", fig3.judge(measured, "simulated v100-32gb").to_json())
+    (values / "fig9.json").write_text("{")
+    code, out, err = call("report", values, "--out", tmp_path / "report")
+    assert code == 0
+    assert "fig9.json is damaged" in err
+    files = [str(tmp_path / "report" / name) for name in ("report.html", "report.md")]
+    assert out.splitlines()[:2] == files
+    assert "<svg" in (tmp_path / "report" / "report.html").read_text()
+    code, out, err = call("plot", values, "--out", tmp_path / "f", "--figure", "fig3")
+    assert code == 0
+    assert [Path(line).name for line in out.splitlines()] == [
+        f"unchecked-memory.{kind}" for kind in ("png", "pdf", "svg")
+    ]
+    assert "no reproduced values in" in one_sentence(*call("report", tmp_path / "f"))
 
 
 def test_a_closed_stdout_is_no_traceback() -> None:

@@ -14,6 +14,7 @@ from mimose_bench.experiments.figures import (
     break_even,
     cache,
     clock,
+    cpu_training,
     delta,
     fig3,
     fig4,
@@ -22,6 +23,7 @@ from mimose_bench.experiments.figures import (
     fig10,
     fig11,
     fragmentation,
+    loss,
     operator_graphs,
     operators,
     provenance,
@@ -74,6 +76,10 @@ CHECKS: dict[str, Check] = {
     "fig9": Check(fig9.check, {"stride": fig9.QUICK_STRIDE}),
     "fig10": Check(fig10.check, {"extent": "quick"}, recorded=True),
     "fig11": Check(fig11.check, {"extent": "quick"}, recorded=True),
+    "loss": Check(loss.check, {"extent": "quick"}, recorded=True, version="v1"),
+    "cpu-training": Check(
+        cpu_training.check, {"extent": "quick"}, recorded=True, alone=True
+    ),
     "stars": Check(stars.check, {"runs": stars.QUICK_RUNS, "steps": stars.QUICK_STEPS}),
     "table5": Check(table5.check, {"sizes": table5.QUICK_SIZES}),
     "rotor": Check(rotor.check, {"blocks": rotor.QUICK_BLOCKS}, version="other"),

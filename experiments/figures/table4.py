@@ -250,7 +250,11 @@ def judge(found: Mapping[Line, Found | None], device_label: str) -> Reproduction
             "predictions. Parameters are each library's defaults, since the paper gives none; SVR "
             "has sizes and bytes standardised. Times: fitting all blocks, predicting one, which "
             "is what the paper's own times look like (a decision tree's prediction takes one call "
-            "of scikit-learn's); medians. Polynomials are fitted for all blocks in one call.",
+            "of scikit-learn's); medians. Polynomials are fitted for all blocks in one call; SVR's "
+            "time has its standardisation in it.",
+            "Allocated: as the allocator counts, with the unused ends of cached pieces, up to 1 "
+            "MiB each, which no size tells: what a polynomial is off by there is chance, and so is "
+            "by how much the quadratic and the cubic differ.",
             *(
                 [
                     f"not measured: {', '.join(missing)}: install them with pip install "

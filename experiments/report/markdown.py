@@ -106,7 +106,7 @@ def _section(section: Section, *, figures: bool) -> list[str]:
         if each.note
     ]
     if section.after:
-        parts += ["**Why results differ.**", section.after]
+        parts.append(f"**Why results differ.** {section.after}")
     return parts
 
 

@@ -21,6 +21,7 @@ Bounds = Callable[[RunConfig], tuple[int, int] | None]
 BOUNDING = (
     "task",
     "device",
+    "allocator",
     "seed",
     "scale",
     "data",

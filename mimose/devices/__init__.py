@@ -14,7 +14,13 @@ DEVICES = ("auto", "cuda", "cpu", "sim")
 ``sim`` needs a GPU's name."""
 
 
-def open_device(name: str = "auto", *, reset_peaks: bool = False) -> Device:
+ALLOCATORS = ("native", "expandable")
+"""Modes of the caching allocator: segments of fixed sizes, or expandable ones."""
+
+
+def open_device(
+    name: str = "auto", *, reset_peaks: bool = False, allocator: str | None = None
+) -> Device:
     """Open the device called ``name``.
 
     Args:
@@ -22,11 +28,17 @@ def open_device(name: str = "auto", *, reset_peaks: bool = False) -> Device:
             :func:`mimose.devices.sim.gpus.load_gpu` knows or the path of a specification.
         reset_peaks: Whether the process's peak statistics may be reset on cuda, for exact peaks
             of parts of a step. Leave it off where they are a user's own.
+        allocator: One of :data:`ALLOCATORS`, for ``cpu`` and ``sim``, ``native`` by default. On
+            cuda PyTorch's own settings say it.
 
     Raises:
-        ValueError: If there is no such device, or if it cannot be opened.
+        ValueError: If there is no such device or allocator, or if it cannot be opened.
     """
     import torch
+
+    if allocator is not None and allocator not in ALLOCATORS:
+        raise ValueError(f"the allocator is {' or '.join(ALLOCATORS)}, not {allocator!r}")
+    expandable = allocator == "expandable"
 
     kind, _, index = name.partition(":")
     if kind == "sim":
@@ -35,7 +47,7 @@ def open_device(name: str = "auto", *, reset_peaks: bool = False) -> Device:
 
         if not index:
             raise ValueError(f"--device sim needs a GPU: choose one of sim:{', sim:'.join(GPUS)}")
-        return SimDevice(index)
+        return SimDevice(index, expandable=expandable)
     if kind not in DEVICES or (index and (kind != "cuda" or not index.isdigit())):
         raise ValueError(
             f"unknown device {name!r}: choose one of auto, cuda, cuda:N, cpu and sim:NAME"
@@ -43,12 +55,17 @@ def open_device(name: str = "auto", *, reset_peaks: bool = False) -> Device:
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
+        if allocator is not None:
+            raise ValueError(
+                "on cuda the allocator is PyTorch's: leave --allocator out and set "
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (or False) before the start"
+            )
         from mimose.devices.cuda import CudaDevice
 
         return CudaDevice(int(index or 0), reset_peaks=reset_peaks)
     from mimose.devices.cpu import CpuDevice
 
-    return CpuDevice()
+    return CpuDevice(expandable=expandable)
 
 
 def device_for(module: torch.nn.Module) -> Device:

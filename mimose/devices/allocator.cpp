@@ -224,14 +224,14 @@ extern "C" {
 
 // Installs the hook of the CPU or of meta. Returns the model that counts, or null if it is
 // installed already.
-Model* mimose_open(int meta, const char* title) {
+Model* mimose_open(int meta, const char* title, int expandable) {
   static std::once_flag once;
   std::call_once(
       once, [] { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); });
   auto guard = locked();
   Hook& hook = hook_of(meta);
   if (hook.model != nullptr) return nullptr;
-  hook.model = new Model;
+  hook.model = new Model(expandable != 0);
   ++hook.generation;
   hook.host_bytes = hook.host_peak = 0;
   hook.title = title;
@@ -267,7 +267,7 @@ void mimose_host_bytes(int meta, int64_t* now, int64_t* peak) {
   *peak = hook_of(meta).host_peak;
 }
 
-Model* mimose_new() { return new Model; }
+Model* mimose_new(int expandable) { return new Model(expandable != 0); }
 void mimose_delete(Model* model) {
   auto guard = locked();
   delete model;

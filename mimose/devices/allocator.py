@@ -12,6 +12,17 @@ The rules are those of the caching allocator's native mode with default settings
 * a segment that would exceed the limit is reserved only after all wholly free segments were
   handed back (an *allocator retry*), and if it still does not fit, the request is out of memory.
 
+With *expandable segments* (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``) either pool is one
+range of addresses instead, of which pages of 2 MiB (small pool) or 20 MiB (large pool) are mapped
+where they are needed:
+
+* of free blocks that fit, one is taken by what it can grow to;
+* else memory is mapped at the lowest address at which the request fits, free blocks on the way
+  included; blocks are split wherever 512 bytes are left;
+* handing memory back unmaps the whole pages of every free block, between live ones, too;
+* the limit is tested as above, for the bytes of a segment, and rounding up to pages may exceed it
+  by less than one.
+
 The model is C++ (``allocator_model.h``). :class:`AllocatorModel` drives it without any tensor;
 :class:`mimose.devices.cpu.CpuDevice` puts it under PyTorch's CPU allocator.
 """
@@ -34,11 +45,13 @@ class AllocatorModel:
 
     Args:
         limit: Bound on reserved bytes, or None.
+        expandable: Whether segments are expandable.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, *, expandable: bool = False) -> None:
         self._library = load()
-        self._model = self._library.mimose_new()
+        self._expandable = expandable
+        self._model = self._library.mimose_new(expandable)
         self._live: set[int] = set()
         self._finalizer = weakref.finalize(self, self._library.mimose_delete, self._model)
         self.set_limit(limit)
@@ -91,7 +104,12 @@ class AllocatorModel:
 
         Returns:
             The handles of the live blocks, by address.
+
+        Raises:
+            ValueError: If segments are expandable.
         """
+        if self._expandable:
+            raise ValueError("a segment is put in where segments are not expandable only")
         live = (ctypes.c_void_p * len(sizes))()
         self._library.mimose_add_segment(
             self._model, small, (ctypes.c_int64 * len(sizes))(*sizes), len(sizes), live

@@ -3,7 +3,9 @@
 // It keeps books only: for a sequence of requests it decides what the caching allocator in its
 // default (native) mode would have reserved from the device, and when it would have run out of
 // memory. The rules are those of c10/cuda/CUDACachingAllocator.cpp for one stream and default
-// settings. Not thread-safe by itself.
+// settings, or, if asked for, with expandable segments: then either pool is one range of addresses,
+// of which pages are mapped where they are needed and unmapped when the cache is handed back. Not
+// thread-safe by itself.
 
 #pragma once
 
@@ -11,6 +13,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <set>
@@ -26,6 +29,7 @@ constexpr int64_t kLargeRequest = 10 << 20;  // below: the large pool reserves k
 constexpr int64_t kLargeSegment = 20 << 20;
 constexpr int64_t kLargeRound = 2 << 20;  // from kLargeRequest on: rounded up to a multiple of this
 constexpr int64_t kNoLimit = -1;
+constexpr int64_t kRange = int64_t{1} << 48;  // addresses of a pool with expandable segments
 // Recorded events: a positive number requests that many bytes, a negative one frees the allocation
 // of that number, and these two:
 constexpr int64_t kRelease = 0;
@@ -38,6 +42,7 @@ struct Block {
   int64_t size;
   bool small;
   bool live;
+  bool mapped;     // false: addresses without memory, of an expandable segment
   int64_t id;      // number of the allocation in the recorded events
   int64_t log_id;  // number among all that were ever logged; 0 if it was not
   Block* previous;
@@ -48,6 +53,10 @@ struct BySizeThenAddress {
   bool operator()(const Block* a, const Block* b) const {
     return a->size != b->size ? a->size < b->size : a->address < b->address;
   }
+};
+
+struct ByAddress {
+  bool operator()(const Block* a, const Block* b) const { return a->address < b->address; }
 };
 
 struct Peak {
@@ -79,6 +88,15 @@ struct Log {
 
 class Model {
  public:
+  explicit Model(bool expandable = false) : expandable_(expandable) {
+    for (int small = 0; expandable && small < 2; ++small) {
+      // What a pool has of addresses on a GPU is bounded, by more than the GPU's memory.
+      Block* range = new Block{small * kRange, kRange, small == 1, false, false,
+                               0,              0,      nullptr,    nullptr};
+      segments_.emplace(range->address, range);
+      unmapped_[small].insert(range);
+    }
+  }
   ~Model() {
     for (auto& [address, first] : segments_) {
       for (Block* block = first; block != nullptr;) delete std::exchange(block, block->next);
@@ -105,12 +123,8 @@ class Model {
       return nullptr;
     }
     const int64_t rest = block->size - size;
-    if (small ? rest >= kMinBlock : rest > kSmallRequest) {
-      Block* tail = new Block{block->address + size, rest, small, false, 0, 0, block, block->next};
-      if (tail->next != nullptr) tail->next->previous = tail;
-      block->next = tail;
-      block->size = size;
-      free_[small].insert(tail);
+    if (small || expandable_ ? rest >= kMinBlock : rest > kSmallRequest) {
+      free_[small].insert(split(block, size));
     }
     block->live = true;
     block->id = num_recorded_;
@@ -135,18 +149,7 @@ class Model {
     now_.allocated -= block->size;
     block->live = false;
     // The lower block survives a merge: a segment's first block is the same one for ever.
-    Block* upper = block->next;
-    if (upper != nullptr && !upper->live) {
-      free_[upper->small].erase(upper);
-      absorb(block, upper);
-    }
-    Block* lower = block->previous;
-    if (lower != nullptr && !lower->live) {
-      free_[lower->small].erase(lower);
-      absorb(lower, block);
-      block = lower;
-    }
-    free_[block->small].insert(block);
+    free_[block->small].insert(merged(block));
   }
 
   void release() {
@@ -207,7 +210,7 @@ class Model {
     Block* last = nullptr;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t size = std::abs(sizes[i]);
-      Block* block = new Block{address, size, small, sizes[i] > 0, 0, 0, last, nullptr};
+      Block* block = new Block{address, size, small, sizes[i] > 0, true, 0, 0, last, nullptr};
       if (last == nullptr) segments_.emplace(address, block);
       if (last != nullptr) last->next = block;
       if (block->live) {
@@ -252,7 +255,7 @@ class Model {
     return {now_.allocated,      now_.reserved,     foreign_,
             in_run_.allocated,   in_run_.reserved,  in_step_.allocated,
             in_step_.reserved,   num_alloc_retries_, num_ooms_,
-            static_cast<int64_t>(segments_.size()), largest_free_block()};
+            num_segments(),      largest_free_block()};
   }
 
   int64_t largest_free_block() const {
@@ -262,6 +265,20 @@ class Model {
     }
     return largest;
   }
+
+  // Reserved segments; with expandable ones, stretches of mapped addresses.
+  int64_t num_segments() const {
+    if (!expandable_) return static_cast<int64_t>(segments_.size());
+    int64_t count = 0;
+    for (const auto& [address, first] : segments_) {
+      for (const Block* block = first; block != nullptr; block = block->next) {
+        count += block->mapped && (block->previous == nullptr || !block->previous->mapped);
+      }
+    }
+    return count;
+  }
+
+  bool expandable() const { return expandable_; }
 
   // Starts recording. The events begin with the present state: foreign bytes, then for each segment
   // by address its pool (1: small), its number of blocks and their sizes as add_segment takes them.
@@ -287,9 +304,17 @@ class Model {
 
  private:
   Block* best_fit(int64_t size, bool small) {
-    Block key{std::numeric_limits<int64_t>::min(), size, small, false, 0, 0, nullptr, nullptr};
+    Block key{std::numeric_limits<int64_t>::min(), size, small, false, true,
+              0, 0, nullptr, nullptr};
     auto found = free_[small].lower_bound(&key);
     if (found == free_[small].end()) return nullptr;
+    if (expandable_) {
+      // Best fit goes by what a block can grow to, as long as that shrinks from block to block.
+      for (auto next = std::next(found);
+           next != free_[small].end() && room(*next) < room(*found); ++next) {
+        found = next;
+      }
+    }
     Block* block = *found;
     free_[small].erase(found);
     return block;
@@ -300,15 +325,84 @@ class Model {
                           : size < kLargeRequest ? kLargeSegment
                                                  : round_up(size, kLargeRound);
     if (limit_ != kNoLimit && now_.reserved + bytes > limit_) return nullptr;
+    if (expandable_) return expand(size, small);
     const int64_t address = next_address(bytes);
-    Block* block = new Block{address, bytes, small, false, 0, 0, nullptr, nullptr};
+    Block* block = new Block{address, bytes, small, false, true, 0, 0, nullptr, nullptr};
     segments_.emplace(address, block);
     now_.reserved += bytes;
     since_mark_.raise(now_);
     return block;
   }
 
+  static int64_t room(const Block* block) {
+    const bool grows = block->next != nullptr && !block->next->mapped;
+    return block->size + (grows ? block->next->size : 0);
+  }
+
+  // Maps pages at the lowest address at which `size` bytes are free or unmapped in a row, a free
+  // block right before them included. The limit was tested for the bytes of a segment, as CUDA's
+  // does: rounding up to pages may exceed it by less than one.
+  Block* expand(int64_t size, bool small) {
+    for (Block* each : unmapped_[small]) {
+      if (each->previous != nullptr && !each->previous->live) each = each->previous;
+      int64_t bytes = 0;
+      for (Block* b = each; b != nullptr && !b->live && bytes < size; b = b->next) {
+        bytes += b->size;
+      }
+      if (bytes < size) continue;
+      if (!each->mapped) each = map(each, std::min(each->size, size));
+      while (each->size < size) {
+        each = map(each->next, std::min(each->next->size, size - each->size));
+      }
+      free_[small].erase(each);
+      return each;
+    }
+    return nullptr;
+  }
+
+  // Gives the first `bytes` of unmapped addresses memory, in pages, and returns the free block.
+  Block* map(Block* block, int64_t bytes) {
+    unmapped_[block->small].erase(block);
+    bytes = round_up(bytes, page(block->small));
+    if (bytes < block->size) unmapped_[block->small].insert(split(block, bytes));
+    block->mapped = true;
+    now_.reserved += block->size;
+    since_mark_.raise(now_);
+    block = merged(block);
+    free_[block->small].insert(block);
+    return block;
+  }
+
+  // Takes the whole pages of a free block back; what is left of it at either end stays.
+  void unmap(Block* block) {
+    const int64_t end = block->address + block->size;
+    const int64_t from = round_up(block->address, page(block->small));
+    const int64_t to = end / page(block->small) * page(block->small);
+    if (from >= to) return;
+    auto& pool = free_[block->small];
+    pool.erase(block);
+    if (to < end) pool.insert(split(block, to - block->address));
+    if (from > block->address) {
+      Block* upper = split(block, from - block->address);
+      pool.insert(block);
+      block = upper;
+    }
+    block->mapped = false;
+    now_.reserved -= block->size;
+    block = merged(block);
+    unmapped_[block->small].insert(block);
+  }
+
+  static int64_t page(bool small) { return small ? kSmallSegment : kLargeSegment; }
+
   void flush() {
+    if (expandable_) {
+      for (auto& pool : free_) {
+        const std::vector<Block*> blocks(pool.begin(), pool.end());
+        for (Block* block : blocks) unmap(block);
+      }
+      return;
+    }
     for (auto& pool : free_) {
       for (auto it = pool.begin(); it != pool.end();) {
         Block* block = *it;
@@ -321,6 +415,42 @@ class Model {
         delete block;
         it = pool.erase(it);
       }
+    }
+  }
+
+  // Cuts a block in two and returns the upper part.
+  static Block* split(Block* block, int64_t size) {
+    Block* upper = new Block{block->address + size, block->size - size, block->small, false,
+                             block->mapped,         0,                  0,            block,
+                             block->next};
+    if (upper->next != nullptr) upper->next->previous = upper;
+    block->next = upper;
+    block->size = size;
+    return upper;
+  }
+
+  // Merges a block that is not live, and in no set, with its neighbours of the same kind.
+  Block* merged(Block* block) {
+    // The lower block survives a merge: a segment's first block is the same one for ever.
+    Block* upper = block->next;
+    if (upper != nullptr && !upper->live && upper->mapped == block->mapped) {
+      take_out(upper);
+      absorb(block, upper);
+    }
+    Block* lower = block->previous;
+    if (lower != nullptr && !lower->live && lower->mapped == block->mapped) {
+      take_out(lower);
+      absorb(lower, block);
+      block = lower;
+    }
+    return block;
+  }
+
+  void take_out(Block* block) {
+    if (block->mapped) {
+      free_[block->small].erase(block);
+    } else {
+      unmapped_[block->small].erase(block);
     }
   }
 
@@ -346,7 +476,9 @@ class Model {
     in_run_.raise(since_mark_);
   }
 
+  const bool expandable_;
   std::set<Block*, BySizeThenAddress> free_[2];  // [small]
+  std::set<Block*, ByAddress> unmapped_[2];
   std::map<int64_t, Block*> segments_;           // address -> first block
   std::deque<int64_t> addresses_;
   int64_t top_ = kLargeRound;

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mimose.devices.modelled import ModelledDevice
+from mimose.devices.modelled import ModelledDevice, labelled
 from mimose.devices.tensors import copy_batch, copy_model
 from mimose.records import Work
 
@@ -29,6 +29,9 @@ T = TypeVar("T")
 class CpuDevice(ModelledDevice):
     """The CPU under a budget. One can be open in a process at a time.
 
+    Args:
+        expandable: Whether its allocator has expandable segments.
+
     Raises:
         ValueError: If one is open already, or if the allocator model cannot be built.
     """
@@ -36,8 +39,9 @@ class CpuDevice(ModelledDevice):
     kind = "cpu"
     label = "measured on cpu"
 
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"), "CPU")
+    def __init__(self, *, expandable: bool = False) -> None:
+        super().__init__(torch.device("cpu"), "CPU", expandable=expandable)
+        self.label = labelled(type(self).label, expandable)
 
     # -- time
 

@@ -71,14 +71,14 @@ def load() -> ctypes.CDLL:
     model, size, pointer = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER
     log = ctypes.c_void_p
     signatures: dict[str, tuple[object, ...]] = {
-        "open": (model, ctypes.c_int, ctypes.c_char_p),
+        "open": (model, ctypes.c_int, ctypes.c_char_p, ctypes.c_int),
         "close": (None, ctypes.c_int, model),
         "enter_ignored": (None,),
         "leave_ignored": (None,),
         "enter_host": (None,),
         "leave_host": (None,),
         "host_bytes": (None, ctypes.c_int, pointer(size), pointer(size)),
-        "new": (model,),
+        "new": (model, ctypes.c_int),
         "delete": (None, model),
         "malloc": (ctypes.c_void_p, model, size),
         "free": (None, model, ctypes.c_void_p),

@@ -24,6 +24,8 @@ class ModelledDevice:
     Args:
         torch_device: ``cpu`` or ``meta``: whose allocator is replaced.
         title: What messages call the device.
+        expandable: Whether its allocator has expandable segments, see
+            :mod:`mimose.devices.allocator`.
 
     Raises:
         ValueError: If one is open already, or if the allocator model cannot be built.
@@ -31,11 +33,12 @@ class ModelledDevice:
 
     kind: str
 
-    def __init__(self, torch_device: torch.device, title: str) -> None:
+    def __init__(self, torch_device: torch.device, title: str, *, expandable: bool = False) -> None:
         self.torch_device = torch_device
+        self._expandable = expandable
         self._library = load()
         self._hook = int(torch_device.type == "meta")
-        self._model = self._library.mimose_open(self._hook, title.encode())
+        self._model = self._library.mimose_open(self._hook, title.encode(), expandable)
         if self._model is None:
             raise ValueError(
                 f"a device '{self.kind}' is open already in this process: close() that one first"
@@ -134,7 +137,16 @@ class ModelledDevice:
         )
 
     def record(self) -> None:
-        """Start recording every request, with the present state as the start."""
+        """Start recording every request, with the present state as the start.
+
+        Raises:
+            ValueError: If the device's allocator has expandable segments.
+        """
+        if self._expandable:
+            raise ValueError(
+                "requests are recorded and replayed with native segments only: open the device "
+                "without expandable ones"
+            )
         record(self._opened())
 
     def recorded_events(self) -> list[int]:
@@ -156,3 +168,8 @@ class ModelledDevice:
             raise ValueError(f"the device '{self.kind}' is closed: open another with open_device()")
         model: int = self._model
         return model
+
+
+def labelled(label: str, expandable: bool) -> str:
+    """Return a device's label; what it reserves depends on the mode of its allocator."""
+    return f"{label}, expandable segments" if expandable else label

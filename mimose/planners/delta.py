@@ -20,9 +20,8 @@ class Delta(Evicting):
         sampling: As for :class:`mimose.planners.dtr.DTR`, as are the others.
         ignore_small: See there.
         trigger: See there.
-        reserve: See there. By default 5 %, the margin of planners that plan once: the original has
-            no such option, but what is enforced here is what the allocator reserves, pieces that
-            cannot be used included.
+        reserve: See there. By default 10 %: the original has no such option, but what is enforced
+            here is what the allocator reserves, pieces that cannot be used included.
         synchronous: See there. Off by default: copies are to overlap with operators.
         thrash_limit: See there.
     """
@@ -38,7 +37,7 @@ class Delta(Evicting):
         sampling: bool | str = True,
         ignore_small: bool | str = True,
         trigger: str = "threshold",
-        reserve: int | float | str = "5%",
+        reserve: int | float | str = "10%",
         synchronous: bool | str = False,
         thrash_limit: float | str | None = 10.0,
     ) -> None:

@@ -219,3 +219,17 @@ def test_a_users_loop_goes_on_after_an_operator_that_does_not_fit():
     ((length, sentence),) = failed
     assert length == 64
     assert "tensors that cannot be evicted take" in sentence
+
+
+def test_thrashing_arrives_in_a_users_loop(plain):
+    losses, _ = plain
+    model = build()
+    with mimose.attach(model, "9MB", planner="dtr", reserve="82%", thrash_limit=1.001) as handle:
+        with pytest.raises(mimose.Thrashing, match=r"more than 1\.001 times"):
+            train(model)
+        for parameter in model.parameters():
+            # What there is can be read; it is nothing that was evicted.
+            assert parameter.grad is None or parameter.grad.isfinite().all()
+        model.zero_grad()
+        handle.detach()
+    assert train(build()) == losses

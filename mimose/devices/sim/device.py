@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mimose.devices.modelled import ModelledDevice
+from mimose.devices.modelled import ModelledDevice, labelled
 from mimose.devices.sim.clock import Clock
 from mimose.devices.sim.gpus import Gpu, load_gpu
 from mimose.devices.sim.kernels import CudaKernels
@@ -38,6 +38,7 @@ class SimDevice(ModelledDevice):
         cuda_kernels: Whether dropout and attention take CUDA's fused kernels, and kernels the
             scratch memory of CUDA's; without, what the CPU does, so that a simulation can be held
             against a run on the device ``cpu``.
+        expandable: Whether its allocator has expandable segments.
 
     Attributes:
         gpu: The GPU.
@@ -49,10 +50,12 @@ class SimDevice(ModelledDevice):
 
     kind = "sim"
 
-    def __init__(self, gpu: Gpu | str, *, cuda_kernels: bool = True) -> None:
+    def __init__(
+        self, gpu: Gpu | str, *, cuda_kernels: bool = True, expandable: bool = False
+    ) -> None:
         self.gpu = load_gpu(gpu) if isinstance(gpu, str) else gpu
-        self.label = f"simulated {self.gpu.name}"
-        super().__init__(torch.device("meta"), f"Simulated {self.gpu.name}")
+        self.label = labelled(f"simulated {self.gpu.name}", expandable)
+        super().__init__(torch.device("meta"), f"Simulated {self.gpu.name}", expandable=expandable)
         self.clock = Clock(self.gpu.synchronize_seconds, self.gpu.launch_seconds)
         self._kernels = CudaKernels(self.gpu) if cuda_kernels else None
         self._thread = threading.get_ident()

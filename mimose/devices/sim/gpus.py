@@ -77,6 +77,9 @@ class ClockError:
         check_text("clock_error.against", self.against)
 
 
+_LISTS = ("calibrated_on", "prices_calibrated_on", "sources")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A GPU and the host that it sits in.
@@ -102,6 +105,8 @@ class Gpu:
         calibration: Where the attained figures come from.
         calibrated_on: Names of the published times that the attained rates were set by, as
             ``mimose-bench reproduce clock`` names them; those are not evidence for the clock.
+        prices_calibrated_on: The same for ``host_unit_seconds``, as ``mimose-bench reproduce fig5``
+            names them.
         clock_error: How far simulated times are off published ones, where that was examined.
         sources: Where the figures come from, a line each.
 
@@ -127,6 +132,7 @@ class Gpu:
     host_unit_seconds: Mapping[str, float]
     calibration: str
     calibrated_on: tuple[str, ...] = ()
+    prices_calibrated_on: tuple[str, ...] = ()
     clock_error: ClockError | None = None
     sources: tuple[str, ...] = ()
 
@@ -157,7 +163,7 @@ class Gpu:
         costs = check_keys("host_unit_seconds", self.host_unit_seconds, WORK_UNITS)
         for unit in WORK_UNITS:
             check_number(f"host_unit_seconds.{unit}", costs.get(unit), least=0.0)
-        for name in ("calibrated_on", "sources"):
+        for name in _LISTS:
             for text in getattr(self, name):
                 check_text(name, text)
         # Frozen all the way down, in the order of the literals above.
@@ -242,9 +248,9 @@ def from_json(data: Any) -> Gpu:
     for name in given:
         if name not in known:
             raise ValueError(f"{name} is not one of its fields")
-    for name in known - {"calibrated_on", "clock_error", "sources"} - set(given):
+    for name in known - {"clock_error", *_LISTS} - set(given):
         raise ValueError(f"{name} is missing")
-    for name in ("compute_capability", "calibrated_on", "sources"):
+    for name in ("compute_capability", *_LISTS):
         value = given.setdefault(name, [])
         if not isinstance(value, list):
             raise ValueError(f"{name} must be a list")

@@ -7,8 +7,6 @@ Python object of a storage lives as long as the storage itself, whoever holds it
 from __future__ import annotations
 
 import weakref
-from typing import Any
-
 import torch
 
 from mimose.runtime.eviction.graph import Tensor
@@ -26,7 +24,6 @@ class Holder:
         constant: It came from outside of the step.
         shielded: Operators that run again get a copy: they may change it without saying so.
         captured: Something that the runtime does not see into may refer to it.
-        host: Where the data is after it was swapped out.
         serial: The operator that last had it as an argument, and ``place``, its place among the
             arguments of that one.
     """
@@ -34,7 +31,6 @@ class Holder:
     __slots__ = (
         "captured",
         "constant",
-        "host",
         "num_bytes",
         "owned",
         "place",
@@ -52,7 +48,6 @@ class Holder:
         self.constant = False
         self.shielded = False
         self.captured = False
-        self.host: Any = None
         self.serial = -1
         self.place = 0
 

@@ -121,6 +121,7 @@ class EvictionRuntime:
         self._needs = Needs(device)
         self._traits: dict[Any, Traits] = {}
         self._mode = OperatorMode(self._dispatch)
+        self._model: torch.nn.Module | None = None
         self._buffers: set[int] = set()
         self._inputs: set[int] = set()
         self._serial = 0
@@ -142,6 +143,7 @@ class EvictionRuntime:
             args: What its forward pass gets.
             kwargs: Likewise, by name.
         """
+        self._model = model
         self._buffers = _addresses(list(model.buffers()))
         self._inputs = _addresses((args, kwargs))
         if self.active:
@@ -184,17 +186,28 @@ class EvictionRuntime:
         """Give the step up, after an error or on purpose; return its figures so far.
 
         What the runtime owns is freed. Nothing is restored: tensors of the step that are still
-        referred to and were evicted stay without data, and reading them is an error. Gradients made
-        in this step may be among them.
+        referred to and were evicted stay without data, and reading them is an error. Parameters'
+        gradients among them are set to None.
         """
+        self._discard_gradients()
         if self._swapper is not None:
             self._swapper.abandon()
         figures = self._figures()
         self._end()
         return figures
 
+    def _discard_gradients(self) -> None:
+        """Set gradients to None whose data is gone."""
+        for parameter in self._model.parameters() if self._model is not None else ():
+            gradient = parameter.grad
+            if type(gradient) in PLAIN and gradient.layout is torch.strided:
+                holder = self._known.get(gradient.untyped_storage()._cdata)
+                if holder is not None and not holder.tensor.storage.resident:
+                    parameter.grad = None
+
     def _end(self) -> None:
         self.active = False
+        self._model = None
         self._mode.remove()
         self._known.forget()
         for storage in self._engine.storages:

@@ -104,6 +104,7 @@ def test_sizes_to_predict_are_new_and_within_the_first_tens():
     assert later == [77, 85, 61]
 
 
+@pytest.mark.slow
 def test_narrow_blocks_are_predicted_by_the_installed_families(monkeypatch):
     monkeypatch.setattr(table4, "PAPER", table4.PAPER[:3])
     monkeypatch.setattr(table4, "_claims", lambda *_: [])

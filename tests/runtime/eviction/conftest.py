@@ -44,6 +44,7 @@ class Trained:
     figures: list[EvictionFigures] = field(default_factory=list)
     num_pinned: int = 0
     seconds: float = 0.0
+    reserved: int = 0
 
     @property
     def peak(self) -> int:
@@ -83,8 +84,12 @@ def train(
     step: Step = forward_and_backward,
     kind: str = "cpu",
     even: bool = True,
+    enforced: int | None = None,
 ) -> Trained:
-    """Train a new model for some steps; with ``settings``, under the eviction runtime."""
+    """Train a new model for some steps; with ``settings``, under the eviction runtime.
+
+    Beyond ``enforced`` reserved bytes allocations fail.
+    """
     device = open_device(kind)
     runtime = None
     try:
@@ -99,6 +104,7 @@ def train(
                 if even and kind == "cpu":
                     patch.setattr(live, "timer_for", lambda *_: EvenTimer())
                 runtime = live.EvictionRuntime(device, settings, budget)
+        device.enforce(enforced)
         torch.manual_seed(1)
         start = device.now()
         for _ in range(steps):
@@ -118,6 +124,7 @@ def train(
                     done.values[-1].append(torch.get_rng_state())
             del loss
         done.seconds = device.seconds_between(start, device.now())
+        done.reserved = device.peak_reserved_bytes()
         return done
     finally:
         if runtime is not None and runtime.active:

@@ -5,9 +5,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mimose.devices import open_device
 from mimose.eviction import HEURISTICS, Eviction
 from mimose.runtime.evicting import NoRoomError
 from mimose.runtime.eviction.engine import NoRoom, Thrashing
+from mimose.runtime.eviction.live import EvictionRuntime
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 
@@ -161,6 +163,65 @@ def test_other_triggers(train, plain, trigger):
     assert plain["bert"].differences(seen) == 0
     # Nothing runs out of memory here, since the device has no limit.
     assert bool(seen.figures[-1].num_evictions) == (trigger == "after")
+
+
+class TestFailedAllocations:
+    """Here the device has a limit, and segments of 2 MiB are what it is counted in."""
+
+    @pytest.fixture(scope="class")
+    def many(self):
+        return rows().repeat(32, 1)
+
+    @pytest.fixture(scope="class")
+    def without(self, train, many):
+        return train(mlp, many)
+
+    @pytest.mark.parametrize("system", ["dtr", "delta"])
+    def test_storages_are_evicted_and_the_operator_tried_again(self, train, many, without, system):
+        limit = int(0.6 * without.reserved)
+        settings = Eviction(
+            system=system,
+            trigger="oom",
+            sampling=False,
+            ignore_small=False,
+            thrash_limit=None,
+        )
+        # The generator is put back before each attempt: masks of dropout are equal, too.
+        seen = train(mlp, many, settings, limit, enforced=limit)
+        assert without.differences(seen) == 0
+        assert seen.reserved <= limit
+        assert seen.figures[-1].num_evictions
+        assert seen.figures[-1].num_rematerializations
+
+    def test_who_does_not_insist_is_out_of_memory(self, train, many, without):
+        limit = int(0.6 * without.reserved)
+        with pytest.raises(torch.OutOfMemoryError):
+            train(mlp, many, exact(trigger="before"), 10 * limit, enforced=limit)
+
+    def test_nothing_left_to_evict_is_out_of_memory(self, train, many, without):
+        limit = without.resident + (4 << 20)
+        with pytest.raises(torch.OutOfMemoryError):
+            train(mlp, many, exact(trigger="oom"), limit, enforced=limit)
+
+
+def test_giving_up_leaves_no_gradient_without_data(train, plain):
+    device = open_device("cpu")
+    try:
+        model = device.build(mlp)
+        runtime = EvictionRuntime(device, exact(), plain["mlp"].budget(0.5))
+        batch = device.put(rows())
+        runtime.start(model, (batch,), {})
+        model(batch).pow(2).mean().backward()
+        while runtime._engine.evict_one():
+            pass
+        kept = model[0].weight.grad
+        kept.sum()  # An operator that reads it brings it back.
+        runtime.abandon()
+        assert model[0].weight.grad is kept
+        assert kept.isfinite().all()
+        assert [p.grad for p in model.parameters() if p is not model[0].weight] == [None] * 11
+    finally:
+        device.close()
 
 
 def with_checkpoints(model, batch):

@@ -1,0 +1,68 @@
+"""Time relative to plain training by budget over several seeds, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from mimose_bench.experiments.figures.paired import pooled
+from mimose_bench.experiments.reading import Run
+from mimose_bench.plots import style
+
+
+def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
+    """Draw each planner's time against the budget, a panel a task and device.
+
+    Bars are 95 % intervals over seeds and steps. Runs that did not finish, and those without a
+    baseline of the same settings, are left out. The paper has no such figure.
+
+    Args:
+        runs: The runs.
+        paper_curves: Makes no difference.
+    """
+    del paper_curves
+    finished = [run for run in runs if run.info["outcome"] == "done" and len(run.steps)]
+    panels: dict[tuple[str, str], dict[str, list[tuple[int, float, float, float]]]] = {}
+    for task, label in dict.fromkeys((str(r.info.get("task")), r.time_label) for r in finished):
+        mine = [r for r in finished if (str(r.info.get("task")), r.time_label) == (task, label)]
+        plain = [r for r in mine if r.planner == "baseline" and r.budget_bytes is None]
+        for planner, budget in dict.fromkeys((r.planner, r.budget_bytes) for r in mine):
+            under = [r for r in mine if (r.planner, r.budget_bytes) == (planner, budget)]
+            ratio = None if budget is None else pooled(under, plain)
+            if ratio is None or ratio.low is None or ratio.high is None or budget is None:
+                continue
+            places = panels.setdefault((task, label), {}).setdefault(planner, [])
+            places.append((budget, ratio.value, ratio.low, ratio.high))
+    with matplotlib.rc_context(style.RC):
+        if not panels:
+            return style.sentence("no run has a baseline without a limit to be compared with")
+        figure, axes = style.panels(len(panels), height=3.6)
+        names = list(style.PLANNERS)
+        for panel, ((task, label), curves) in zip(axes, sorted(panels.items()), strict=True):
+            top = max(place[0] for places in curves.values() for place in places)
+            factor, unit = style.memory_unit(top)
+            for planner in sorted(curves, key=lambda p: names.index(p) if p in names else 99):
+                places = sorted(curves[planner])
+                look = style.look(planner)
+                panel.errorbar(
+                    [place[0] / factor for place in places],
+                    [place[1] for place in places],
+                    yerr=[
+                        [max(place[1] - place[2], 0) for place in places],
+                        [max(place[3] - place[1], 0) for place in places],
+                    ],
+                    color=look.colour,
+                    marker=look.marker,
+                    markersize=5,
+                    linewidth=1.2,
+                    capsize=2.5,
+                    label=look.label,
+                )
+            panel.set_xlabel(f"budget ({unit})")
+            panel.set_ylabel("time / plain training")
+            style.title(panel, (task, label))
+        style.legend_below(figure, axes)
+        style.notes(figure, ["bars: 95 % of a bootstrap over seeds and paired steps"])
+    return figure
