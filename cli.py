@@ -1,8 +1,9 @@
 """The mimose-bench command line: parse, call, print, exit code.
 
 Exit codes: 0 done; 1 a handled error, one sentence on stderr, or a check or cell that failed; 2
-usage; 3 the run ended out of memory, infeasible or thrashing, which is recorded; 4 a reproduced value
-is outside its tolerance; 130 interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled error.
+usage; 3 the run ended out of memory, infeasible or thrashing, which is recorded; 4 a reproduced
+value is outside its tolerance; 130 interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled
+error.
 """
 
 from __future__ import annotations
@@ -986,12 +987,18 @@ def reproduce(
 
     asked = chosen(names or ())
     jobs = jobs or len(os.sched_getaffinity(0))
-    ended = {}
+    ended, undrawn = {}, False
     for found in measure(asked, device, out, quick=quick, jobs=jobs, keep=keep, say=_say):
         ended[found.name] = found
         if found.result is None:
             continue
-        drawn = draw_reproduced(found.result, out / "plots", _recorded_runs(out, found.name))
+        drawn: list[Path] = []
+        try:
+            runs = _recorded_runs(out, found.name)
+            drawn = draw_reproduced(found.result, out / "plots", runs)
+        except Exception as error:  # The checks that still run are worth more than a drawing.
+            undrawn = True
+            _say(f"warning: {found.name} could not be drawn: {error!r}")
         if not json:
             print(text.describe(found.result))
             print("\n".join(["", *map(str, [out / f"{found.name}.json", *drawn]), ""]), flush=True)
@@ -1000,7 +1007,7 @@ def reproduce(
         _print_json([found.document for found in outcomes])
     else:
         print("\n".join(map(text.ending, outcomes)))
-    if any(found.result is None for found in outcomes):
+    if undrawn or any(found.result is None for found in outcomes):
         raise typer.Exit(1)
     if not all(found.result.passed for found in outcomes):
         raise typer.Exit(4)

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from mimose.units import GIB
 from mimose_bench.experiments import paper
 from mimose_bench.experiments.figures.fig10_bars import BARS, DETECTORS, NAMES
-from mimose_bench.experiments.figures.fig10_claims import TITLES
+from mimose_bench.experiments.figures.fig10_series import TITLES
 from mimose_bench.experiments.figures.points import Point, points_of
 from mimose_bench.experiments.reading import Run
 from mimose_bench.experiments.summary import is_expected
@@ -82,7 +82,7 @@ def _panel(panel: Axes, points: Sequence[Point], entries: dict[str, Any]) -> Non
         )
         for p in members:
             measured = p.reserved_bytes is not None
-            (artist,) = panel.plot(
+            panel.plot(
                 [_x(p)],
                 [p.time.value if p.time else None],
                 look.marker,

@@ -13,19 +13,21 @@ from typing import Any, Literal
 from mimose.units import GIB, format_bytes
 from mimose_bench.experiments.figures import fig10_bars as bars
 from mimose_bench.experiments.figures.fig10_claims import (
-    DTR_PAIRS,
-    TITLES,
     V1_TASKS,
-    VARIANTS,
-    criteria_of,
-    evicting,
     means,
     memory,
     of,
     orderings,
+    slower_in_v1,
+)
+from mimose_bench.experiments.figures.fig10_series import (
+    DTR_PAIRS,
+    TITLES,
+    VARIANTS,
+    criteria_of,
+    evicting,
     rows_of,
     series_of,
-    slower_in_v1,
 )
 from mimose_bench.experiments.figures.points import Point, points_of, with_sheltered
 from mimose_bench.experiments.figures.recorded import Record

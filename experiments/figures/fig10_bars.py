@@ -12,7 +12,8 @@ from typing import Literal
 
 from mimose.units import GIB
 from mimose_bench.experiments.figures.claims import Claim
-from mimose_bench.experiments.figures.fig10_claims import TIME_TOLERANCE, VARIANTS, of
+from mimose_bench.experiments.figures.fig10_claims import of
+from mimose_bench.experiments.figures.fig10_series import TIME_TOLERANCE, VARIANTS
 from mimose_bench.experiments.figures.points import Point, over
 
 Detector = Literal["od-r50", "od-r101"]

@@ -8,76 +8,36 @@ without training.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from mimose.units import GIB
-from mimose_bench.experiments import paper
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.figures.claims import Claim
+from mimose_bench.experiments.figures.fig11_claims import (
+    DETECTOR_BUDGET,
+    DETECTORS,
+    NOTHING_RECOMPUTED,
+    TEXT_TASKS,
+    VARIANTS,
+    Asked,
+    change_claims,
+    over_budget,
+    paper_points,
+    peak_claims,
+    peaks_of,
+    rows_of,
+    threshold_claims,
+    variant_of,
+)
 from mimose_bench.experiments.figures.recorded import Record
 from mimose_bench.experiments.figures.result import Criterion, Reproduction, Row, mean_error
 from mimose_bench.experiments.figures.session import Say, silent
 from mimose_bench.experiments.planning import plan_sizes
 from mimose_bench.experiments.reading import Run
-from mimose_bench.experiments.summary import FAILED
-from mimose_bench.experiments.tasks import TASKS
-
-TEXT_TASKS = ("mc-roberta", "tr-t5", "qa-bert", "tc-bert")
-DETECTORS = ("od-r50", "od-r101")
-VARIANTS = ("printed", "authors")
-DETECTOR_BUDGET = 16 * GIB
-
-TOLERANCE = 0.05
-"""The most that a peak, or the length at which recomputation begins, may be off, as a share."""
-CACHE_STEP = 5
-"""Plans are shared by lengths up to the next multiple of it."""
-SMALL_AREA = 790_000
-"""Detectors' peaks are flat up to this area."""
-
-NOTHING_RECOMPUTED: Mapping[str, tuple[int, ...]] = {
-    "mc-roberta": (35, 55, 75, 90, 110),
-    "qa-bert": (175, 240, 300, 350, 400),
-    "tc-bert": (75, 110, 145, 165, 194),
-}
-"""The longest length without recomputation, budgets of 4 to 8 GB."""
 
 COMMON = {"data": "synthetic", "lengths": "expected", "flops": "off", "threads": 1}
 PLANNERS = {name: {"planner": "mimose", "variant": name} for name in VARIANTS}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a taught planner would do at every length, in order.
-
-    Attributes:
-        task: The task's name.
-        variant: Mimose's variant.
-        budget_bytes: The budget.
-        plans: Length, plan in words and number of blocks recomputed; None where nothing fits.
-    """
-
-    task: str
-    variant: str
-    budget_bytes: int
-    plans: tuple[tuple[int, str | None, int | None], ...]
-
-    @property
-    def threshold(self) -> int | None:
-        """The last length before the first that recomputes; None if the first one does."""
-        last = None
-        for length, _, recomputed in self.plans:
-            if recomputed != 0:
-                return last
-            last = length
-        return last
-
-    @property
-    def changes(self) -> list[int]:
-        """The lengths after which the plan is another one."""
-        return [a[0] for a, b in zip(self.plans, self.plans[1:]) if a[1] != b[1]]
 
 
 def grids(tasks: Sequence[str], budgets: Sequence[str]) -> list[dict[str, Any]]:
@@ -152,12 +112,8 @@ def ask(run: Run) -> Asked:
 
 
 def _lengths(task: str) -> list[int]:
-    shown = [p.input_size for points in _paper(task).values() for p in points]
+    shown = [p.input_size for points in paper_points(task).values() for p in points]
     return list(range(min(shown), max(shown) + 1))
-
-
-def _paper(task: str) -> dict[int, tuple[paper.MemoryPoint, ...]]:
-    return paper.peak_by_input_size(TASKS[task].title)
 
 
 def judge(runs: Sequence[Run], asked: Sequence[Asked], device_label: str) -> Reproduction:
@@ -166,21 +122,21 @@ def judge(runs: Sequence[Run], asked: Sequence[Asked], device_label: str) -> Rep
     claims: list[Claim] = []
     for run in runs:
         measured = peaks_of(run)
-        theirs = _paper(str(run.info["task"])).get(run.budget_bytes or 0)
+        theirs = paper_points(str(run.info["task"])).get(run.budget_bytes or 0)
         if measured and theirs:
-            rows += _rows(run, measured, theirs)
-            claims += _peaks(run, measured, theirs, device_label)
-    claims += _thresholds(asked, device_label)
-    claims += _changes(asked, device_label)
+            rows += rows_of(run, measured, theirs)
+            claims += peak_claims(run, measured, theirs, device_label)
+    claims += threshold_claims(asked, device_label)
+    claims += change_claims(asked, device_label)
     criteria = [
         Criterion(
             name=f"over its budget: steps of variant {variant}",
-            value=sum(_over_budget(r) for r in runs if _variant(r) == variant),
+            value=sum(over_budget(r) for r in runs if variant_of(r) == variant),
             tolerance=0,
             is_count=True,
         )
         for variant in VARIANTS
-        if any(_variant(r) == variant for r in runs)
+        if any(variant_of(r) == variant for r in runs)
     ]
     for variant in VARIANTS:
         mine = [row for row in rows if row.series.endswith(f", {variant}")]
@@ -202,137 +158,9 @@ def judge(runs: Sequence[Run], asked: Sequence[Asked], device_label: str) -> Rep
 
 NOTES = (
     "Peaks are of runs over expected lengths, a step a length; a paper's point belongs to a step "
-    "if it is at most two tokens, or two percent of the area, away, and if the figure has a single "
-    "point there: among several are steps that measured.",
+    "if it is at most two tokens, or two percent of the area, away; points of steps that measured, "
+    "far below their neighbours, are left out.",
     "The paper's peaks fall as lengths grow: its planner drops more than it must, and leaves a "
     "quarter to a third of the budget unused at the longest. Here every plan is checked against "
     "a predicted peak, so that ours stay near the budget and lie above the paper's there.",
 )
-
-
-def peaks_of(run: Run) -> list[tuple[int, int]]:
-    """Return the input size (tokens, or pixels of an image) and peak of the steps that count."""
-    steps = run.steps[(run.steps["weight"] != 0) & ~run.steps["outcome"].isin(FAILED)]
-    sizes = steps["sequence_length"].fillna(steps["image_pixels"])
-    known = sizes.notna() & steps["peak_allocated_bytes"].notna()
-    pairs = zip(sizes[known], steps["peak_allocated_bytes"][known])
-    return sorted((int(size), int(peak)) for size, peak in pairs)
-
-
-def _variant(run: Run) -> str:
-    return str((run.info.get("config") or {}).get("variant") or "printed")
-
-
-def _over_budget(run: Run) -> int:
-    return sum(peak > (run.budget_bytes or 0) for _, peak in peaks_of(run))
-
-
-def _name(run: Run) -> str:
-    title = TASKS[str(run.info["task"])].title
-    return f"{title} at {(run.budget_bytes or 0) / GIB:g} GB, {_variant(run)}"
-
-
-def _rows(
-    run: Run, measured: Sequence[tuple[int, int]], theirs: Sequence[paper.MemoryPoint]
-) -> list[Row]:
-    rows = []
-    for size, peak in measured:
-        nearest = min(_single(theirs), key=lambda p: abs(p.input_size - size))
-        if abs(nearest.input_size - size) <= max(2, 0.02 * size if size > 10_000 else 2):
-            rows.append(
-                Row(
-                    series=_name(run),
-                    what="peak allocated",
-                    unit="GB",
-                    expected=nearest.peak_bytes,
-                    obtained=peak,
-                    length=size,
-                )
-            )
-    return rows
-
-
-def _single(points: Sequence[paper.MemoryPoint]) -> list[paper.MemoryPoint]:
-    """Return the points that are alone at their size: among others are steps that measured."""
-    counts = Counter(p.input_size for p in points)
-    return [p for p in points if counts[p.input_size] == 1]
-
-
-def _peaks(
-    run: Run,
-    measured: Sequence[tuple[int, int]],
-    theirs: Sequence[paper.MemoryPoint],
-    device_label: str,
-) -> list[Claim]:
-    """Return the claims on the largest peak, on the longest input and on small images."""
-    task = str(run.info["task"])
-    ends = [("largest peak", max(p.peak_bytes for p in theirs), max(peak for _, peak in measured))]
-    last_size, last_peak = measured[-1]
-    end = min(_single(theirs), key=lambda p: abs(p.input_size - last_size))
-    ends.append((f"peak at {last_size}", end.peak_bytes, last_peak))
-    if task in DETECTORS:
-        small = [p.peak_bytes for p in theirs if p.input_size <= SMALL_AREA]
-        ours = [peak for size, peak in measured if size <= SMALL_AREA]
-        if small and ours:
-            what = f"largest peak up to {SMALL_AREA / 1e6:.2f} million pixels"
-            ends.append((what, max(small), max(ours)))
-    place = "abcdef"[paper.PEAKS_SHOWN.index(TASKS[task].title)]
-    return [
-        Claim(
-            text=f"{_name(run)}: {what}",
-            source=f"Fig 11 {place}",
-            version="ipdps",
-            unit="GB",
-            expected=expected,
-            obtained=obtained,
-            tolerance=TOLERANCE,
-            relative=True,
-            device_label=device_label,
-        )
-        for what, expected, obtained in ends
-    ]
-
-
-def _thresholds(asked: Sequence[Asked], device_label: str) -> list[Claim]:
-    found = []
-    for each in asked:
-        budgets = paper.budgets(TASKS[each.task].title)
-        expected = NOTHING_RECOMPUTED[each.task][budgets.index(each.budget_bytes)]
-        found.append(
-            Claim(
-                text=(
-                    f"{TASKS[each.task].title} at {each.budget_bytes / GIB:g} GB, {each.variant}: "
-                    "longest length without recomputation"
-                ),
-                source=f"Fig 11 {'abcdef'[paper.PEAKS_SHOWN.index(TASKS[each.task].title)]}",
-                version="ipdps",
-                unit="count",
-                expected=expected,
-                obtained=each.threshold,
-                tolerance=TOLERANCE,
-                relative=True,
-                device_label=device_label,
-                note="" if each.threshold else "recomputes from the shortest length on",
-            )
-        )
-    return found
-
-
-def _changes(asked: Sequence[Asked], device_label: str) -> list[Claim]:
-    found = []
-    for variant in VARIANTS:
-        changes = [length for each in asked if each.variant == variant for length in each.changes]
-        if changes:
-            found.append(
-                Claim(
-                    text=f"plans of variant {variant} change after multiples of 5 alone: others",
-                    source="Fig 11",
-                    version="ipdps",
-                    unit="count",
-                    expected=0,
-                    obtained=sum(length % CACHE_STEP != 0 for length in changes),
-                    device_label=device_label,
-                    note=f"of {len(changes)} changes over all tasks, lengths and budgets",
-                )
-            )
-    return found

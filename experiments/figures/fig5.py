@@ -12,16 +12,15 @@ each run really used. The overhead without a budget is of DTR's own published ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
-from time import process_time
 
 from mimose.devices.sim.device import SimDevice
-from mimose.eviction import EvictionFigures
 from mimose.units import GIB, format_bytes
 from mimose_bench.experiments.data.batch import Batch
-from mimose_bench.experiments.figures.evicting import Course, mean, train, train_on
+from mimose_bench.experiments.figures.claims import Claim, ClaimUnit
+from mimose_bench.experiments.figures.evicting import Course, mean, train
+from mimose_bench.experiments.figures.fig5_cpu import CPU_STEPS, PARTS, SETTLE, measured_on_cpu
 from mimose_bench.experiments.figures.result import (
     FACTORS,
     Criterion,
@@ -31,20 +30,12 @@ from mimose_bench.experiments.figures.result import (
     max_error,
     mean_error,
 )
-from mimose_bench.experiments.figures.session import OpenDevice, Say, opened, silent, training
+from mimose_bench.experiments.figures.session import OpenDevice, Say, silent
 from mimose_bench.experiments.figures.stars import sampled
 from mimose_bench.experiments.figures.workloads import MC_ROBERTA
-from mimose_bench.experiments.tasks import TaskOptions, make_task
 from mimose_bench.experiments.tasks.base import Scale
 
 MS = FACTORS["ms"]
-PARTS = {
-    "forward and backward": "forward_backward_seconds",
-    "recomputation": "recompute_seconds",
-    "cost maintaining": "maintenance_seconds",
-    "planning": "search_seconds",
-}
-"""The paper's words for the parts, and ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +57,15 @@ class Bar:
         """What the bar is called here."""
         return f"{self.used:g} GB ({self.own:g})"
 
+    @property
+    def key(self) -> str:
+        """What :attr:`mimose.devices.sim.gpus.Gpu.prices_calibrated_on` calls it."""
+        return f"fig5-dtr-{self.used:g}gb"
+
+    def share(self, part: str) -> float:
+        """Return a part's share of forward and backward; ``part`` is one of :data:`PARTS`."""
+        return self.parts[list(PARTS).index(part)] / self.parts[0]
+
 
 BARS = (
     Bar(6.7, 4.2, (422.7, 183.6, 171.5, 50.3)),
@@ -73,20 +73,23 @@ BARS = (
     Bar(7.5, 5.0, (422.7, 55.4, 92.4, 22.5)),
     Bar(8.0, 5.5, (422.7, 67.5, 40.1, 12.3)),
 )
+PRINTED = {
+    "cost maintaining": {"mean": 0.260, "most": 0.401},
+    "planning": {"mean": 0.072, "most": 0.119},
+}
+"""What the text says of the four bars, as shares of forward and backward."""
 LEAST_OVERHEAD, MOST_OVERHEAD = 0.07, 0.28
 
 USED_TOLERANCE = 0.05
 """Relative error of the memory really used, as of the stars of Fig 10."""
 SHARE_TOLERANCE = 0.10
-"""Mean difference of recomputation's share of forward and backward."""
+"""Mean difference of a part's share of forward and backward."""
 TOTAL_TOLERANCE = 0.15
 """Mean relative error of the whole over forward and backward, as of the clock."""
 
+_SHORTEST = 32
 STEPS, QUICK_STEPS = 60, 6
-SETTLE = 2
-CPU_SHARES = (0.8, 0.7, 0.6, 0.5)
-"""Budgets on the cpu, as shares of what plain training reserves there over the same batches."""
-CPU_STEPS, QUICK_CPU_STEPS = 8, 2
+QUICK_CPU_STEPS = 2
 
 
 def check(
@@ -110,6 +113,7 @@ def check(
     with open_device() as device:
         assert isinstance(device, SimDevice)
         label, prices = device.label, device.gpu.host_unit_seconds
+        own = device.gpu.prices_calibrated_on
     courses = []
     for bar in BARS:
         course = _under(open_device, bar, batches)
@@ -117,12 +121,17 @@ def check(
         say(f"fig5: {bar.name}: {course.reason or f'{course.pass_seconds / MS:.1f} ms'}")
     longest = [MC_ROBERTA.example_batch(MC_ROBERTA.longest)] * 4
     alone = [_under(open_device, bar, longest) for bar in BARS]
+    length = _length_of(open_device, BARS[0].parts[0] * MS)
+    as_long = [MC_ROBERTA.example_batch(length)] * 4
+    alike = [_under(open_device, bar, as_long) for bar in BARS]
+    say(f"fig5: batches of {length} tokens take as long as the paper's iterations")
+    readings = {"mean over the data's lengths": courses, f"{length} tokens": alike}
     plain = train(open_device, MC_ROBERTA, "baseline", None, batches)
     free = train(open_device, MC_ROBERTA, "dtr", None, batches)
     overlapped = train(open_device, MC_ROBERTA, "dtr", None, batches, synchronous=False)
     overhead = free.seconds / plain.seconds - 1
     say(f"fig5: no budget: {overhead:+.1%}")
-    on_cpu = _on_cpu(cpu_steps, cpu_scale, say) if cpu_steps else ()
+    on_cpu = measured_on_cpu(cpu_steps, cpu_scale, say) if cpu_steps else ()
     rows = _rows(courses)
     return Reproduction(
         name="fig5",
@@ -130,9 +139,11 @@ def check(
         source="Fig 5",
         device_label=label,
         rows=tuple(rows),
-        criteria=_criteria(courses, rows, overhead),
+        criteria=_criteria(readings, rows, own),
+        claims=(*_claims(readings, own, label), *_overhead_claims(overhead, label)),
         tables=(
-            _shares(courses, label),
+            _shares("shares of forward and backward, the paper's and ours", courses, label),
+            _shares(f"the same, batches of {length} tokens", alike, label),
             _longest(alone, label),
             _work(courses, alone, prices["metadata"], prices["evaluation"], label),
             ResultTable(
@@ -153,12 +164,16 @@ def check(
             *on_cpu,
         ),
         notes=(
-            "the paper does not say which lengths its iterations had; here it is the mean over "
-            f"lengths drawn from its Fig 3, {steps} steps less the first {SETTLE}",
-            "cost maintaining and planning are counted work times an assumed price; the table of "
-            "work says at which price the paper's figures would come out",
-            "the original's overhead without evictions is "
-            f"{LEAST_OVERHEAD:.0%} to {MOST_OVERHEAD:.0%}",
+            "the paper does not say which lengths its iterations had; they are read in two ways: "
+            f"as the mean over lengths drawn from its Fig 3, {steps} steps less the first {SETTLE},"
+            f" and as batches of {length} tokens, whose forward and backward take "
+            f"{BARS[0].parts[0]} ms under DTR on this clock",
+            "cost maintaining and planning are counted work times a price; the table of work says "
+            "at which price the paper's figures would come out"
+            + (
+                f". The prices were calibrated on {', '.join(own)}, which judges neither"
+                * bool(own)
+            ),
         ),
     )
 
@@ -205,42 +220,64 @@ def _rows(courses: Sequence[Course]) -> list[Row]:
     return rows
 
 
+def _length_of(open_device: OpenDevice, seconds: float) -> int:
+    """Return the padded length whose forward and backward under DTR take about that long.
+
+    Without a budget; the waiting after each operator is part of it.
+    """
+    low, high = _SHORTEST, MC_ROBERTA.longest
+    while low < high:
+        middle = (low + high) // 2
+        batches = [MC_ROBERTA.example_batch(middle)] * 3
+        parts = train(open_device, MC_ROBERTA, "dtr", None, batches).parts()
+        if parts["forward_backward_seconds"] < seconds:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+Readings = Mapping[str, Sequence[Course]]
+"""Runs under the four budgets, by how the paper's iterations are read."""
+
+
 def _criteria(
-    courses: Sequence[Course], rows: Sequence[Row], overhead: float
+    readings: Readings, rows: Sequence[Row], own: Collection[str]
 ) -> tuple[Criterion, ...]:
-    totals, differences = [], []
-    for bar, course in zip(BARS, courses):
-        if not course.records:
-            continue
-        ours = [course.parts()[name] for name in PARTS.values()]
-        differences.append(abs(ours[1] / ours[0] - bar.parts[1] / bar.parts[0]))
-        totals.append(
+    measured = []
+    for reading, runs in readings.items():
+        measured += [
+            Criterion(
+                name=f"{part} over forward and backward, mean difference, {reading}",
+                value=mean([abs(share - bar.share(part)) for bar, share in shares]),
+                tolerance=SHARE_TOLERANCE,
+            )
+            for part in list(PARTS)[1:]
+            if (shares := _judged(part, runs, own if part != "recomputation" else ()))
+        ]
+        totals = [
             Row(
                 series=bar.name,
                 what="whole over forward and backward",
                 unit="%",
                 expected=sum(bar.parts) / bar.parts[0],
-                obtained=sum(ours) / ours[0],
+                obtained=1 + sum(_share(part, course) for part in list(PARTS)[1:]),
             )
-        )
-    measured: list[Criterion] = []
-    if totals:
-        measured = [
-            Criterion(
-                name="recomputation over forward and backward, mean difference",
-                value=mean(differences),
-                tolerance=SHARE_TOLERANCE,
-            ),
-            Criterion(
-                name="whole over forward and backward, mean error",
-                value=mean_error(totals),
-                tolerance=TOTAL_TOLERANCE,
-            ),
+            for bar, course in zip(BARS, runs)
+            if course.records and bar.key not in own
         ]
+        if totals:
+            measured.append(
+                Criterion(
+                    name=f"whole over forward and backward, mean error, {reading}",
+                    value=mean_error(totals),
+                    tolerance=TOTAL_TOLERANCE,
+                )
+            )
     return (
         Criterion(
             name="runs that failed",
-            value=sum(bool(course.failure) for course in courses),
+            value=sum(bool(course.failure) for runs in readings.values() for course in runs),
             tolerance=0,
             is_count=True,
         ),
@@ -250,15 +287,68 @@ def _criteria(
             tolerance=USED_TOLERANCE,
         ),
         *measured,
-        Criterion(
-            name="overhead without a budget",
-            value=overhead,
-            tolerance=MOST_OVERHEAD,
-        ),
     )
 
 
-def _shares(courses: Sequence[Course], label: str) -> ResultTable:
+def _share(part: str, course: Course) -> float:
+    """Return a part's share of forward and backward."""
+    parts = course.parts()
+    return parts[PARTS[part]] / parts["forward_backward_seconds"]
+
+
+def _judged(part: str, courses: Sequence[Course], own: Collection[str]) -> list[tuple[Bar, float]]:
+    """Return the bars that a part is judged by, those that were run and not calibrated on."""
+    return [
+        (bar, _share(part, course))
+        for bar, course in zip(BARS, courses)
+        if course.records and bar.key not in own
+    ]
+
+
+def _claims(readings: Readings, own: Collection[str], label: str) -> list[Claim]:
+    """Return what the paper's text says of the four bars, of those that judge."""
+    claims = []
+    for reading, courses in readings.items():
+        for part, printed in PRINTED.items():
+            shares = _judged(part, courses, own)
+            theirs = [bar.share(part) for bar in BARS if bar.key not in own]
+            ours = [share for _, share in shares]
+            for name, of in (("mean", mean), ("most", max)):
+                claims.append(
+                    Claim(
+                        text=f"{part} takes {of(theirs):.1%} of forward and backward "
+                        f"({name} of budgets; {reading})",
+                        source="Fig 5",
+                        version="ipdps",
+                        unit="%",
+                        expected=of(theirs),
+                        obtained=of(ours) if len(ours) == len(theirs) else None,
+                        tolerance=SHARE_TOLERANCE,
+                        device_label=label,
+                        note=f"the paper prints {printed[name]:.1%} of all four budgets"
+                        + (f", {', '.join(own)} among them" if own else ""),
+                    )
+                )
+    return claims
+
+
+def _overhead_claims(overhead: float, label: str) -> list[Claim]:
+    what: ClaimUnit = "%"
+    common = {"source": "dtr-prototype, data-full.json", "unit": what, "obtained": overhead}
+    return [
+        Claim(
+            text=f"DTR without a budget costs {word} {expected:.0%}",
+            version="other",
+            expected=expected,
+            bound=word,
+            device_label=label,
+            **common,  # type: ignore[arg-type]
+        )
+        for word, expected in (("at least", LEAST_OVERHEAD), ("at most", MOST_OVERHEAD))
+    ]
+
+
+def _shares(title: str, courses: Sequence[Course], label: str) -> ResultTable:
     rows = []
     for bar, course in zip(BARS, courses):
         if not course.records:
@@ -279,7 +369,7 @@ def _shares(courses: Sequence[Course], label: str) -> ResultTable:
             )
         )
     return ResultTable(
-        title=f"shares of forward and backward, the paper's and ours, {label}",
+        title=f"{title}, {label}",
         headers=(
             "really used (own)",
             "recomputation",
@@ -358,81 +448,4 @@ def _longest(courses: Sequence[Course], label: str) -> ResultTable:
             "reserved",
         ),
         rows=tuple(rows),
-    )
-
-
-# -- measured on the cpu
-
-
-def _on_cpu(steps: int, scale: Scale, say: Say) -> tuple[ResultTable, ResultTable]:
-    """Measure a breakdown and the overhead without a budget with real tensors."""
-    task = make_task("qa-bert", TaskOptions(scale=scale, data="synthetic"))
-    batches = list(task.batches(steps + SETTLE))
-    with opened("cpu") as device:
-        plain = train_on(device, task, "baseline", None, batches)
-        label = device.label
-    most = plain.peak_reserved
-    rows = []
-    for share in CPU_SHARES:
-        with opened("cpu") as device:
-            course = train_on(device, task, "dtr", round(share * most), batches)
-        rows.append(_cpu_row(share, round(share * most), course))
-        say(f"fig5: qa-bert {scale} at {share:.0%}: {course.reason or f'{course.seconds:.3f} s'}")
-    title = f"qa-bert at scale {scale}, {label}"
-    breakdown = ResultTable(
-        title=f"{title}: ms a step, budgets as shares of the {format_bytes(most)} that plain "
-        f"training reserves ({plain.pass_seconds / MS:.0f} ms for forward and backward)",
-        headers=(
-            "budget",
-            *PARTS,
-            "other overhead",
-            "evictions",
-            "run again",
-            "reserved",
-        ),
-        rows=tuple(rows),
-    )
-    return breakdown, _cpu_overhead(task, batches, title)
-
-
-def _cpu_row(share: float, budget: int, course: Course) -> tuple[str, ...]:
-    name = f"{share:.0%}, {format_bytes(budget)}"
-    if not course.records:
-        return name, course.failure, *["-"] * 7
-    parts = course.parts()
-    times = (*PARTS.values(), "overhead_seconds")
-    return (
-        name,
-        *(f"{parts[part] / MS:.1f}" for part in times),
-        f"{parts['num_evictions']:.0f}",
-        f"{parts['num_rematerializations']:.0f}",
-        format_bytes(course.peak_reserved),
-    )
-
-
-def _cpu_overhead(task: object, batches: Sequence[Batch], title: str) -> ResultTable:
-    """Measure in turns, each batch plainly and under DTR, in the processor's time.
-
-    A step on the cpu keeps its thread busy throughout, and what else the machine does is not in it.
-    """
-    ratios, own = [], []
-    with opened("cpu") as device, training(device, task, "baseline") as session:  # type: ignore[arg-type]
-        for number, batch in enumerate(batches):
-            seconds = {}
-            for planner in ("baseline", "dtr"):
-                session.use(planner)
-                begun = process_time()
-                session.take(batch)
-                seconds[planner] = process_time() - begun
-            figures = session.evicted
-            assert isinstance(figures, EvictionFigures)
-            if number >= SETTLE:
-                ratios.append(seconds["dtr"] / seconds["baseline"] - 1)
-                more = seconds["dtr"] - seconds["baseline"]
-                own.append(more / figures.num_operators * 1e6)
-    low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return ResultTable(
-        title=f"{title}: overhead without a budget over plain training, processor time, in turns",
-        headers=("median", "quartiles", "microseconds an operator"),
-        rows=((f"{median(ratios):+.1%}", f"{low:+.1%} to {high:+.1%}", f"{median(own):.1f}"),),
     )

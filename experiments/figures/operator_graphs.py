@@ -21,12 +21,15 @@ from mimose.solvers.checkpoint_sets import rivals
 from mimose.solvers.graph import Graph, Usage, keep_everything, simulate
 from mimose.solvers.rounding import Tables
 from mimose.units import format_bytes
+from mimose_bench.experiments.figures import checkmate_batches as batches
 from mimose_bench.experiments.figures.convolutional import UNet, mobilenet, vgg16
 from mimose_bench.experiments.figures.result import Criterion, Reproduction, ResultTable
 from mimose_bench.experiments.figures.session import OpenDevice, Say, silent
 from mimose_bench.experiments.figures.traced import trace
 
 SECONDS, QUICK_SECONDS = 60, 3
+SOLVES, QUICK_SOLVES = 5, 1
+"""Solves for each largest batch."""
 GAP = 0.001
 SHARES = (0.0, 1 / 3, 2 / 3)
 """Budgets, between the least of any segmenting schedule and what keeping everything holds."""
@@ -79,24 +82,29 @@ class Cell:
     rounded: rounding.Rounded | None
 
 
-def check(open_device: OpenDevice, *, seconds: int = SECONDS, say: Say = silent) -> Reproduction:
-    """Trace each network, and solve for each budget.
+def check(
+    open_device: OpenDevice, *, seconds: int = SECONDS, solves: int = SOLVES, say: Say = silent
+) -> Reproduction:
+    """Trace each network, and solve for each budget and for the largest batch.
 
     Args:
         open_device: Opens the simulated GPU, whose times the operators take.
         seconds: The solver's time limit for each budget.
+        solves: Solves for each largest batch.
         say: Takes lines of progress.
     """
     with open_device() as device:
         assert isinstance(device, SimDevice)
         gpu = device.gpu
-    tables, cells = [], []
+    tables, cells, largest = [], [], []
     for network in NETWORKS:
         graph = graph_of(network, gpu)
         whole = simulate(graph, *keep_everything(graph))
         own = solve(network.name, graph, seconds, say)
         cells += own
         tables.append(_table(network, graph, whole, own))
+        if network.name in batches.OVER_PLAIN:
+            largest.append(batches.least(network.name, graph, seconds, solves, say))
     notes = [
         "a node is a convolution, a pooling, a concatenation or a matrix product, forward or "
         "backward, with the cheap operators behind it; memory is activations and their gradients",
@@ -139,8 +147,9 @@ def check(open_device: OpenDevice, *, seconds: int = SECONDS, say: Say = silent)
             ),
             Criterion(name="largest gap left open", value=max(c.solved.gap for c in cells)),
         ),
+        claims=tuple(batches.claims(largest, f"simulated {gpu.name}")),
         notes=tuple(notes),
-        tables=tuple(tables),
+        tables=(*tables, batches.table(largest)),
     )
 
 

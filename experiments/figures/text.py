@@ -140,7 +140,10 @@ def row_cells(row: Row) -> tuple[str, ...]:
     """Return a row's cells: series, what, the paper's value, ours, the error, the note."""
     factor, form = FACTORS[row.unit], _FORMS[row.unit]
     paper, here = (f"{value / factor:{form}} {row.unit}" for value in (row.expected, row.obtained))
-    return row.series, row.what, paper, here, f"{100 * row.error:+.1f} %", row.note
+    what = row.what
+    if row.length is not None and str(row.length) not in what:
+        what += f", {row.length}"
+    return row.series, what, paper, here, f"{100 * row.error:+.1f} %", row.note
 
 
 def _judged(criterion: Criterion) -> tuple[str, ...]:

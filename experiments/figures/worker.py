@@ -107,7 +107,8 @@ def main() -> None:
     task = Task(**json.loads(sys.argv[1]))
 
     def say(line: str) -> None:
-        print(f"{task.name}: {line}", file=sys.stderr, flush=True)
+        own = line.startswith(f"{task.name}: ")  # Several checks speak at once.
+        print(line if own else f"{task.name}: {line}", file=sys.stderr, flush=True)
 
     try:
         work(task, say)

@@ -220,9 +220,7 @@ def _section(found: Stored, drawings: Sequence[Drawing]) -> Section:
         points = [(p.series, str(p.length), p.reason) for p in result.left_out]
         headers = ("of", "length", "reason")
         tables.append(Table(caption="Left out", headers=headers, rows=tuple(points)))
-    tables += [
-        Table(caption=_capital(t.title), headers=t.headers, rows=t.rows) for t in result.tables
-    ]
+    tables += [Table(caption=t.title, headers=t.headers, rows=t.rows) for t in result.tables]
     return Section(
         title=_capital(result.title),
         source=result.source,

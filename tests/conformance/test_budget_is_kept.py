@@ -31,7 +31,13 @@ def check(lab, steps, budget, report):
     assert use >= 0.65
 
 
-@pytest.mark.parametrize("enforce", [True, False], ids=["enforced", "free"])
+@pytest.mark.parametrize(
+    "enforce",
+    [
+        pytest.param(True, id="enforced"),
+        pytest.param(False, id="free", marks=pytest.mark.slow),
+    ],
+)
 def test_random_lengths_at_one_budget(lab, bounds, report, enforce):
     budget = bounds.budget_at(0.5)
     check(lab, run(lab, budget, lab.task.batches(100), enforce=enforce), budget, report)

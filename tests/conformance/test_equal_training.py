@@ -77,6 +77,7 @@ def test_regions_of_several_blocks_train_as_the_baseline_does(lab, baseline):
     assert_equal(fixed, baseline)
 
 
+@pytest.mark.slow  # As test_evicting does on two models, for more steps.
 def test_evicting_tensors_trains_as_the_baseline_does(lab, bounds, baseline):
     # Less a quarter, it has less for itself than what is recomputed block by block needs.
     dtr = train(lab, "dtr", bounds.budget_at(0.5))

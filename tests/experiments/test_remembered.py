@@ -39,10 +39,18 @@ def train(memory, planner="mimose", budget=None, **options):
         device.close()
 
 
-@pytest.mark.parametrize("zero_grad", ["keep", "free"])
 @pytest.mark.parametrize(
-    ("planner", "budget"),
-    [("baseline", None), ("full", None), ("mimose", 36 * MIB), ("mimose", 44 * MIB)],
+    ("planner", "budget", "zero_grad"),
+    [
+        ("baseline", None, "keep"),
+        ("full", None, "free"),
+        ("mimose", 36 * MIB, "free"),
+        pytest.param("baseline", None, "free", marks=pytest.mark.slow),
+        pytest.param("full", None, "keep", marks=pytest.mark.slow),
+        pytest.param("mimose", 36 * MIB, "keep", marks=pytest.mark.slow),
+        pytest.param("mimose", 44 * MIB, "keep", marks=pytest.mark.slow),
+        pytest.param("mimose", 44 * MIB, "free", marks=pytest.mark.slow),
+    ],
 )
 def test_remembered_runs_are_identical_to_cold_ones(planner, budget, zero_grad):
     cold = train(None, planner, budget, zero_grad=zero_grad)

@@ -147,7 +147,7 @@ TREES = (
 )
 
 
-@pytest.mark.parametrize("keeps_gradients", [True, False])
+@pytest.mark.parametrize("keeps_gradients", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_trees_cost_what_is_predicted(keeps_gradients: bool, cpu: CpuDevice) -> None:
     model, batch = bert()
     cpu.adopt(model.train())

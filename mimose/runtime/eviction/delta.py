@@ -185,22 +185,26 @@ class Delta(Heuristic):
         self._look(now)
         for storage in candidates:
             count += 1
+            if not self._worth_copying(storage):
+                continue
+            self.stats.evaluations += 1
             gain = self._gain(storage, now)
             if gain > most:
                 most, chosen = gain, storage
-        self.stats.evaluations += count
         self.stats.accesses += count
         return chosen
 
-    def _gain(self, storage: Storage, now: float) -> float:
+    def _worth_copying(self, storage: Storage) -> bool:
         copies, uses = self._copies, self._uses
         assert copies is not None
         assert uses is not None
         if copies.has(storage) or uses.age(storage) < _YOUNG or storage.size <= 0:
-            return 0.0
+            return False
+        # Else it would be back, or gone, before it has saved anything.
         until = uses.seconds_until(storage, self.stats.operator_cost)
-        if until < 2 * copies.seconds(storage.size) or until == inf:
-            return 0.0  # It would be back, or gone, before it has saved anything.
+        return 2 * copies.seconds(storage.size) <= until < inf
+
+    def _gain(self, storage: Storage, now: float) -> float:
         stale = now - storage.accessed
         if self._filter == "greedy":
             return storage.size

@@ -280,9 +280,7 @@ class Engine:
                 storage.cost += cost
             operator.outputs.append(self._new_tensor(storage, operator))
         for parent in operator.parents:
-            children = parent.children
-            if not children or children[-1] is not operator:
-                children.append(operator)
+            parent.read_by(operator)
         if self.policy.watches:
             start = perf_counter()
             self.policy.announced(operator)
@@ -348,6 +346,7 @@ class Engine:
         stats.num_operators += 1
         stats.operator_cost += cost
         operator = Operator(tuple(parents), cost, payload)
+        results = operator.outputs
         now = self.backend.now()
         first = None
         for size, base in outputs:
@@ -355,25 +354,24 @@ class Engine:
                 storage = self._new_storage(size)
                 storage.resident = True
                 storage.missing = False
+                storage.cost = cost
                 operator.size += size
-                if not operator.outputs:
+                if not results:
                     first = storage
                 elif not storage.small:
                     pool[storage] = None
             else:
                 storage = base.storage
-            if not storage.tensors or storage.tensors[-1].operator is not operator:
-                storage.cost += cost
+                if storage.tensors[-1].operator is not operator:
+                    storage.cost += cost
             storage.accessed = now
             output = self._new_tensor(storage, operator)
             output.defined = True
-            operator.outputs.append(output)
+            results.append(output)
         if first is not None and not first.small:
             pool[first] = None
         for parent in operator.parents:
-            children = parent.children
-            if not children or children[-1] is not operator:
-                children.append(operator)
+            parent.read_by(operator)
         self._unlock(operator.parents)
         if self.policy.watches:
             start = perf_counter()

@@ -7,6 +7,7 @@ can make them again. Attributes are plain and the classes have slots: a training
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -88,7 +89,7 @@ class Tensor:
         operator: What made it, and can again; None for a constant.
         defined: It is there, in memory or on the host. A view can be undefined while its storage
             is resident: it needs its own operator again.
-        children: The operators that read it.
+        children: The operators that read it; add to it by :meth:`read_by`.
     """
 
     __slots__ = ("children", "defined", "operator", "storage")
@@ -97,7 +98,15 @@ class Tensor:
         self.storage = storage
         self.operator = operator
         self.defined = False
-        self.children: list[Operator] = []
+        self.children: Sequence[Operator] = ()  # A list only once there are any: many have none.
+
+    def read_by(self, operator: Operator) -> None:
+        """Note that an operator reads it, if that was not noted last."""
+        children = self.children
+        if not children:
+            self.children = [operator]
+        elif children[-1] is not operator:
+            children.append(operator)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"<Tensor of {self.storage!r}{'' if self.defined else ', undefined'}>"

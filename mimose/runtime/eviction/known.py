@@ -7,6 +7,7 @@ Python object of a storage lives as long as the storage itself, whoever holds it
 from __future__ import annotations
 
 import weakref
+
 import torch
 
 from mimose.runtime.eviction.graph import Tensor
@@ -84,10 +85,11 @@ class KnownStorages(dict[int, Holder]):
     def __init__(self) -> None:
         super().__init__()
         self.dead: list[Holder] = []
+        self._callback = self._died
 
     def watch(self, storage: torch.UntypedStorage, address: int, holder: Holder) -> None:
         """Enter a storage."""
-        ref = StorageRef(storage, self._died)
+        ref = StorageRef(storage, self._callback)
         ref.address = address
         ref.holder = holder
         holder.ref = ref

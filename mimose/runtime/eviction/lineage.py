@@ -25,6 +25,7 @@ class Traits:
     """What kind of operator it is.
 
     Attributes:
+        func: The operator.
         view: Its outputs are views of its arguments; no data is touched.
         random: It draws random numbers.
         written: Positions and names of the arguments that it changes.
@@ -38,6 +39,7 @@ class Traits:
 
     __slots__ = (
         "dynamic",
+        "func",
         "indexes",
         "makes",
         "opaque",
@@ -49,6 +51,7 @@ class Traits:
     )
 
     def __init__(self, func: Any) -> None:
+        self.func = func
         schema = getattr(func, "_schema", None)
         self.view = self.random = self.pointwise = self.dynamic = False
         self.reshapes = self.indexes = False

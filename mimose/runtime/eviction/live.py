@@ -119,7 +119,7 @@ class EvictionRuntime:
         self._charges = device.kind == "sim"
         self._known = KnownStorages()
         self._needs = Needs(device)
-        self._traits: dict[Any, Traits] = {}
+        self._traits: dict[int, Traits] = {}
         self._mode = OperatorMode(self._dispatch)
         self._model: torch.nn.Module | None = None
         self._buffers: set[int] = set()
@@ -213,7 +213,7 @@ class EvictionRuntime:
         for storage in self._engine.storages:
             # Storages, tensors and operators refer to one another: without the garbage collector.
             for tensor in storage.tensors:
-                tensor.children.clear()
+                tensor.children = ()
                 tensor.operator = None
             storage.tensors.clear()
             storage.data = None
@@ -275,9 +275,9 @@ class EvictionRuntime:
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator of the model."""
-        traits = self._traits.get(func)
+        traits = self._traits.get(id(func))  # Its own hash takes Python code.
         if traits is None:
-            traits = self._traits[func] = Traits(func)
+            traits = self._traits[id(func)] = Traits(func)
         if traits.view:
             return func(*args, **kwargs)
         begun = perf_counter()

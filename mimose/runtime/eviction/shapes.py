@@ -112,7 +112,7 @@ class _Call:
 class _Kind:
     """What calls of one kind needed."""
 
-    __slots__ = ("_share", "_shapes", "_spare")
+    __slots__ = ("_shapes", "_share", "_spare")
 
     def __init__(self) -> None:
         self._share = self._spare = 0.0

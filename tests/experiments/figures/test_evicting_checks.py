@@ -9,7 +9,7 @@ import torch
 
 from mimose.devices.sim.device import SimDevice
 from mimose.devices.sim.gpus import load_gpu
-from mimose_bench.experiments.figures import delta, fig5, fragmentation, limits
+from mimose_bench.experiments.figures import delta, fig5, fig5_cpu, fragmentation, limits
 from mimose_bench.experiments.figures.classifiers import RESNET50, Classifier
 from mimose_bench.experiments.figures.evicting import train
 from mimose_bench.experiments.figures.session import opened, training
@@ -55,8 +55,8 @@ def test_where_dtrs_time_goes(monkeypatch, narrow):
     ]
     monkeypatch.setattr(fig5, "BARS", bars)
     result = fig5.check(SIMULATED, steps=6, cpu_steps=0)
-    shares, alone, work, overhead = result.tables
-    assert [len(table.rows) for table in (shares, alone, work, overhead)] == [2, 2, 4, 2]
+    shares, alike, alone, work, overhead = result.tables
+    assert [len(table.rows) for table in (shares, alike, alone, work, overhead)] == [2, 2, 2, 4, 2]
     failed, *_ = result.criteria
     assert failed.value == 0
     for bar in bars:
@@ -81,10 +81,10 @@ def test_a_run_without_room_is_a_failure_and_has_no_times(monkeypatch, narrow):
 
 
 def test_the_breakdown_is_measured_on_the_cpu_too():
-    breakdown, overhead = fig5._on_cpu(1, "tiny", lambda _: None)
+    breakdown, overhead = fig5_cpu.measured_on_cpu(1, "tiny", lambda _: None)
     assert "measured on cpu" in breakdown.title
     assert "measured on cpu" in overhead.title
-    assert len(breakdown.rows) == len(fig5.CPU_SHARES)
+    assert len(breakdown.rows) == len(fig5_cpu.CPU_SHARES)
     assert {len(row) for row in breakdown.rows} == {len(breakdown.headers)}
 
 
@@ -100,11 +100,12 @@ def test_fragmentation_of_both(monkeypatch, narrow):
     result = fragmentation.check(SIMULATED, runs=1, steps=12, cpu_steps=0)
     failed, *_ = result.criteria
     assert failed.value == 0
-    (table,) = result.tables
-    by_planner = {row[0]: row for row in table.rows}
-    assert set(by_planner) == set(ways)
-    assert float(by_planner["dtr"][-2]) > 0  # Evictions.
-    for row in by_planner.values():
+    native, expandable = ({row[0]: row for row in table.rows} for table in result.tables)
+    assert set(native) == set(ways)
+    assert set(expandable) == {"dtr", "mimose"}
+    assert float(native["dtr"][-2]) > 0  # Evictions.
+    assert float(expandable["dtr"][3]) < float(native["dtr"][3])
+    for row in (*native.values(), *expandable.values()):
         allocated, reserved, difference = map(float, row[1:4])
         assert reserved - allocated == pytest.approx(difference, abs=2e-3)
     assert {row.what for row in result.rows} == {"dtr", "mimose"}
@@ -128,6 +129,7 @@ def test_delta_is_measured_beside_dtr(monkeypatch):
     assert "short" not in str(result.criteria)
 
 
+@pytest.mark.slow  # How a limit is sought is test_the_least_number_that_does.
 def test_limits_are_found_and_keep_to_the_gpu(monkeypatch):
     monkeypatch.setattr(limits, "SHARE_STEP", 0.1)
     plain = limits.at(small_gpu, NETWORK, "baseline", None)

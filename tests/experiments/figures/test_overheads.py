@@ -1,5 +1,6 @@
 """Table III, the break-even and the plan cache: judged on small fabricated runs."""
 
+import inspect
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from mimose_bench.experiments.figures import break_even, cache, table3
 from mimose_bench.experiments.figures.means import mean_interval
 from mimose_bench.experiments.figures.overheads import Overheads, overheads
 from mimose_bench.experiments.figures.recorded import Cell, Recorded
+from mimose_bench.experiments.figures.reproduce import CHECKS
 from mimose_bench.experiments.figures.text import describe
 from mimose_bench.experiments.reading import Run, to_frame
 from mimose_bench.experiments.schema import STEPS
@@ -273,3 +275,10 @@ class TestCache:
         steps = {p.name: grid.options_of(p, grid.planners[0])["steps"] for p in grid.tasks}
         assert steps == dict(cache.RUN_STEPS)
         assert steps["mc-roberta"] == 460
+
+
+@pytest.mark.parametrize("name", ["table3", "table4", "break-even", "cache"])
+def test_a_quick_run_sets_arguments_that_the_check_has(name):
+    check = CHECKS[name]
+    inspect.signature(check.run).bind(lambda grid: None, say=print, **check.quick)
+    assert check.recorded == (name != "table4")

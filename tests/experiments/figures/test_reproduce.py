@@ -157,7 +157,9 @@ def test_interrupted_keeps_what_is_done(call, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(reproduce.CHECKS, "stars", reproduce.Check(interrupt))
-    assert call("fig3", "stars").exit_code != 0
+    result = call("fig3", "stars")
+    assert isinstance(result.exception, KeyboardInterrupt) or result.exit_code == 130
+    assert "1 of 2 checks are done: with --keep" in result.stderr
     assert [p.name for p in (tmp_path / "out").glob("*.json")] == ["fig3.json"]
 
 
@@ -182,3 +184,14 @@ def test_a_gpu_that_is_not_known_is_said_before_anything_runs(call):
     result = call("fig3", "--device", "sim:v1000")
     assert isinstance(result.exception, ValueError)
     assert call.runs == 0
+
+
+def test_a_drawing_that_fails_does_not_end_the_checks(call, monkeypatch):
+    def fail(*_):
+        raise KeyError("x")
+
+    monkeypatch.setattr(plots, "draw_reproduced", fail)
+    result = call("fig3")
+    assert result.exit_code == 1
+    assert "fig3: within tolerance" in result.stdout
+    assert "fig3 could not be drawn" in result.stderr

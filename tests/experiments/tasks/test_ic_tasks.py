@@ -137,7 +137,7 @@ def _saved_bytes(model, task, size):
     return found
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
 def test_a_blocks_memory_is_linear_in_the_areas_of_its_size(attention):
     task = _task("ic-swin", scale="small", attention=attention, batch_size=1)
     torch.manual_seed(0)
