@@ -914,8 +914,9 @@ def plot(
         list[str] | None,
         typer.Option(
             "--figure",
-            help="Of runs peak-memory, step-time, loss or breakdown, of reproduced values the "
-            "check's name; repeatable, all by default.",
+            help="Of runs peak-memory, step-time, loss or breakdown, across tasks fig10, fig11 or "
+            "cpu-training, of reproduced values the check's name; repeatable, by default all but "
+            "those across tasks.",
         ),
     ] = None,
     paper: Annotated[

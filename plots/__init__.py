@@ -113,6 +113,9 @@ def report_drawings(
     for outcome in outcomes:
         if (result := outcome.result) is None:
             continue
+        if outcome.is_thinned:
+            problems.append(f"{outcome.name} has no figure: its values were thinned out")
+            continue
         runs, passed_over = readable_runs(folder / "runs" / outcome.name)
         problems += passed_over
         alt = (
@@ -180,7 +183,7 @@ def draw_gathered(
         written += draw_figures(found.runs, folder, of_runs, paper=paper)
     sources = {source for source, _ in found.outcomes}
     for source, outcome in found.outcomes:
-        if outcome.result is None or (names and outcome.name not in names):
+        if outcome.result is None or (names and outcome.name not in names) or outcome.is_thinned:
             continue
         target = Path(folder) / source.resolve().name if len(sources) > 1 else Path(folder)
         runs, _ = readable_runs(source / "runs" / outcome.name)

@@ -24,23 +24,23 @@ def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
     """
     del paper_curves
     finished = [run for run in runs if run.info["outcome"] == "done" and len(run.steps)]
-    panels: dict[tuple[str, str], dict[str, list[tuple[int, float, float, float]]]] = {}
-    for task, label in dict.fromkeys((str(r.info.get("task")), r.time_label) for r in finished):
-        mine = [r for r in finished if (str(r.info.get("task")), r.time_label) == (task, label)]
+    panels: dict[tuple[str, str, str], dict[str, list[tuple[int, float, float, float]]]] = {}
+    for key in dict.fromkeys(_key(run) for run in finished):
+        mine = [run for run in finished if _key(run) == key]
         plain = [r for r in mine if r.planner == "baseline" and r.budget_bytes is None]
         for planner, budget in dict.fromkeys((r.planner, r.budget_bytes) for r in mine):
             under = [r for r in mine if (r.planner, r.budget_bytes) == (planner, budget)]
             ratio = None if budget is None else pooled(under, plain)
             if ratio is None or ratio.low is None or ratio.high is None or budget is None:
                 continue
-            places = panels.setdefault((task, label), {}).setdefault(planner, [])
+            places = panels.setdefault(key, {}).setdefault(planner, [])
             places.append((budget, ratio.value, ratio.low, ratio.high))
     with matplotlib.rc_context(style.RC):
         if not panels:
             return style.sentence("no run has a baseline without a limit to be compared with")
         figure, axes = style.panels(len(panels), height=3.6)
         names = list(style.PLANNERS)
-        for panel, ((task, label), curves) in zip(axes, sorted(panels.items()), strict=True):
+        for panel, (key, curves) in zip(axes, sorted(panels.items()), strict=True):
             top = max(place[0] for places in curves.values() for place in places)
             factor, unit = style.memory_unit(top)
             for planner in sorted(curves, key=lambda p: names.index(p) if p in names else 99):
@@ -62,7 +62,13 @@ def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
                 )
             panel.set_xlabel(f"budget ({unit})")
             panel.set_ylabel("time / plain training")
-            style.title(panel, (task, label))
+            style.title(panel, key)
         style.legend_below(figure, axes)
         style.notes(figure, ["bars: 95 % of a bootstrap over seeds and paired steps"])
     return figure
+
+
+def _key(run: Run) -> tuple[str, str, str]:
+    """Return task, scale (empty for the full one) and what keeps time."""
+    scale = str((run.info.get("config") or {}).get("scale") or "full")
+    return str(run.info.get("task")), "" if scale == "full" else scale, run.time_label

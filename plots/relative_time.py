@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import matplotlib
@@ -72,7 +72,7 @@ def _panel(panel: Axes, points: Sequence[Point], entries: dict[str, Any]) -> Non
     ranked = sorted(curves, key=lambda k: (names.index(k[0]) if k[0] in names else 99, k[1:]))
     for key in ranked:
         members = sorted(curves[key], key=_x)
-        look = _look(key)
+        look = _look(key, curves)
         panel.plot(
             [_x(p) for p in members],
             [p.time.value for p in members if p.time],
@@ -99,14 +99,17 @@ def _panel(panel: Axes, points: Sequence[Point], entries: dict[str, Any]) -> Non
     panel.set_ylabel("time / plain training")
 
 
-def _look(key: tuple[str, str, bool]) -> style.Look:
+def _look(key: tuple[str, str, bool], keys: Collection[tuple[str, str, bool]]) -> style.Look:
+    """Return a curve's look; the planner's own colour is that of a reserve as given, if any is."""
     planner, variant, given = key
     if variant == "authors":
         return _AUTHORS
     look = style.look(planner)
-    if not given:
-        return look
-    return style.Look("#000000", look.marker, f"{look.label}, with a reserve as given")
+    if given:
+        return style.Look(look.colour, look.marker, f"{look.label}, reserve as given")
+    if (planner, variant, True) in keys:
+        return style.Look("#000000", look.marker, f"{look.label}, reserve by default")
+    return look
 
 
 def _x(point: Point) -> float:

@@ -19,6 +19,8 @@ from statistics import mean
 from mimose.devices.base import Device
 from mimose.planners.mimose.collector import tensor_bytes
 from mimose.records import Measured
+from mimose_bench.experiments.figures import layer_times
+from mimose_bench.experiments.figures.claims import Claim
 from mimose_bench.experiments.figures.result import (
     FACTORS,
     Criterion,
@@ -221,12 +223,15 @@ def _fused(found: LayerBytes, name: str) -> bool:
     return name == KEPT and not found.stores_scores
 
 
-def judge(measured: Sequence[LayerBytes], device_label: str) -> Reproduction:
+def judge(
+    measured: Sequence[LayerBytes], device_label: str, claims: Sequence[Claim] = ()
+) -> Reproduction:
     """Compare the published figures and what was measured with the formulas.
 
     Args:
         measured: One measurement a device and attention.
         device_label: Of the simulated device.
+        claims: What was found of a layer's times.
     """
     published = published_rows()
     rows = [row for found in measured for row in layer_rows(found)]
@@ -262,6 +267,7 @@ def judge(measured: Sequence[LayerBytes], device_label: str) -> Reproduction:
         device_label=device_label,
         rows=(*published, *rows),
         criteria=tuple(criteria),
+        claims=tuple(claims),
         tables=(_saved(measured),),
         notes=_notes(measured),
     )
@@ -327,7 +333,7 @@ def check(
     length: int = LENGTH,
     say: Say = silent,
 ) -> Reproduction:
-    """Measure QA-Bert's layers on the simulated GPU and on the CPU, and compare."""
+    """Measure QA-Bert's layers on the simulated GPU and on the CPU, and time a large one."""
     measured: list[LayerBytes] = []
     label = ""
     for opening, scale in ((open_device, "full"), (lambda: opened("cpu"), _CPU_SCALE)):
@@ -340,4 +346,4 @@ def check(
                 label = label or device.label
                 say(f"activations: qa-bert {scale}, {attention}, {device.label}")
                 measured.append(measure(device, task, attention, length))
-    return judge(measured, label)
+    return judge(measured, label, layer_times.claims(layer_times.measure(say)))

@@ -1,9 +1,9 @@
 """Checkmate's largest batch, on graphs of operators.
 
 Jain et al. 2020, section 6.4: the largest batch that fits where at most one more forward pass is
-computed, beside plain training's and the best of segmenting schedules. What a graph holds grows with
-its batch, parameters left out on every side: the largest batches are to each other as the least
-memory of a schedule that is cheap enough.
+computed, beside plain training's and the best of segmenting schedules. What a graph holds grows
+with its batch, parameters left out on every side: the largest batches are to each other as the
+least memory of a schedule that is cheap enough.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mimose_bench.experiments.figures.result import ResultTable
 from mimose_bench.experiments.figures.session import Say, silent
 
 TOLERANCE = 0.25
-"""The most that a ratio of batches may be off, as a share: the graphs are coarser than the paper's."""
+"""The most that a ratio of batches may be off, as a share: these graphs are coarser."""
 GAP = 0.1
 LOW = 0.1
 """Share of plain training's memory below which nothing is looked for."""

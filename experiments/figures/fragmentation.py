@@ -3,7 +3,7 @@
 IPDPS 2023, doi 10.1109/IPDPS54959.2023.00025: at 7 GB DTR leaves 2.5 GB of MC-Roberta's memory so,
 Mimose 0.5 GB. Fragmentation is the peak of reserved bytes less that of allocated ones over a run.
 DTR's own budget there is 4.5 GB (the released scripts' pair 7 and 2.5), and its prototype evicts
-after each operator. The paper's PyTorch had native segments only; whether the claim survives today's
+after each operator. The paper's PyTorch had native segments only: whether the claim survives
 expandable ones is measured beside it.
 """
 
@@ -160,8 +160,8 @@ def check(
         notes=(
             "a step's figure is the same difference within the step; it includes what earlier, "
             "longer batches left cached",
-            f"does the claim survive expandable segments? DTR leaves {today[DTR] / GIB:.2f} GB there "
-            f"and Mimose {today[MIMOSE] / GIB:.2f} GB; the paper's PyTorch had none",
+            f"does the claim survive expandable segments? DTR leaves {today[DTR] / GIB:.2f} GB "
+            f"there and Mimose {today[MIMOSE] / GIB:.2f} GB; the paper's PyTorch had none",
         ),
     )
 

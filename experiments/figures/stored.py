@@ -49,6 +49,11 @@ class Stored:
         """Whether a few points of each curve were measured only."""
         return bool(self.run.get("quick", self.document.get("quick", False)))
 
+    @property
+    def is_thinned(self) -> bool:
+        """Whether values and curves were left out that a figure is drawn from."""
+        return bool(self.document.get("thinned"))
+
 
 def read(path: Path) -> Stored:
     """Return the outcome in a file.

@@ -104,7 +104,7 @@ _CLAIM_FORMS: dict[ClaimUnit, tuple[float, str]] = {
     "us": (1e-6, "{:.0f} us"),
     "iterations": (1.0, "{:.2f} iterations"),
     "plans": (1.0, "{:.0f} plans"),
-    "count": (1.0, "{:.0f}"),
+    "count": (1.0, "{:,.0f}"),
 }
 
 

@@ -121,12 +121,14 @@ class Contents:
 
     Attributes:
         sections: A section a check.
-        environments: What they were made on and by: facts by their names, and the checks so made.
+        environments: What they were made on: facts by their names, and the checks so made.
+        code: What they were made by: checks, date, commit, digest of the code.
         seconds: How long all checks took together, in words.
     """
 
     sections: tuple[Section, ...]
     environments: tuple[tuple[tuple[str, ...], Mapping[str, str]], ...]
+    code: Table
     seconds: str
 
     @property
@@ -168,6 +170,7 @@ def contents(
     return Contents(
         sections=tuple(_section(each, (drawings or {}).get(each.name, ())) for each in found),
         environments=_environments(found),
+        code=_code(found),
         seconds=format_seconds(sum(seconds)) if seconds else _UNKNOWN,
     )
 
@@ -247,6 +250,19 @@ def _environments(
     return tuple((tuple(names), dict(facts)) for facts, names in groups.items())
 
 
+def _code(found: Sequence[Stored]) -> Table:
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for each in found:
+        commit = (each.run.get("environment") or {}).get("git_commit") or _UNKNOWN
+        digest = str(each.run.get("source") or _UNKNOWN)
+        groups.setdefault((each.run.get("date") or _UNKNOWN, commit, digest), []).append(each.name)
+    return Table(
+        caption="What code they were made by; the digest tells changes apart that no commit has",
+        headers=("checks", "date", "commit", "digest"),
+        rows=tuple((", ".join(names), *facts) for facts, names in groups.items()),
+    )
+
+
 def _facts(run: Mapping[str, Any]) -> dict[str, str]:
     captured = run.get("environment")
     if not captured:
@@ -259,10 +275,8 @@ def _facts(run: Mapping[str, Any]) -> dict[str, str]:
         "processor": f"{captured.get('cpu')}, {captured.get('num_cpus')} cores",
         "memory": _UNKNOWN if memory is None else format_bytes(memory),
         "GPU": "none used" if not gpu else f"{gpu['name']}, driver {gpu.get('driver')}",
-        "system": str(captured.get("platform")),
+        **({"system": captured["platform"]} if captured.get("platform") else {}),
         "Python": str(captured.get("python")),
         "packages": ", ".join(f"{k} {v}" for k, v in versions.items() if v),
-        "commit": captured.get("git_commit") or "no checkout",
-        "code": str(run.get("source") or _UNKNOWN),
         **({"allocator settings": allocator} if allocator else {}),
     }

@@ -97,14 +97,11 @@ def _section(section: Section, *, figures: bool) -> list[str]:
     )
     if figures:
         parts += [f"![{_escaped(d.alt)}](figures/{d.name}.svg)" for d in section.drawings]
-    parts += [_statements(section.statements)]
+    remarks = list(dict.fromkeys(each.note for each in section.statements if each.note))
+    parts.append(_statements(section.statements, remarks))
+    parts.append("\n".join(f"{i}. {_escaped(text)}" for i, text in enumerate(remarks, 1)))
     parts += [f"{_escaped(t.caption)}:\n\n{_body(t)}" for t in section.tables]
     parts += [_wrapped(_escaped(note)) for note in section.notes]
-    parts += [
-        _wrapped(f"{_escaped(each.text)}: {_escaped(each.note)}")
-        for each in section.statements
-        if each.note
-    ]
     if section.after:
         parts.append(f"**Why results differ.** {section.after}")
     return parts
@@ -114,12 +111,13 @@ def _titled(section: Section) -> str:
     return f"{section.title} ({section.source})" if section.source else section.title
 
 
-def _statements(found: Sequence[Statement]) -> str:
+def _statements(found: Sequence[Statement], remarks: Sequence[str]) -> str:
+    """Return statements as a table; remarks on them are numbered."""
     if not found:
         return ""
     rows = [
         (
-            each.text,
+            f"{each.text} ({remarks.index(each.note) + 1})" if each.note else each.text,
             each.source,
             each.paper,
             f"{each.here} ({each.interval})" if each.interval else each.here,
@@ -154,6 +152,7 @@ def _environment(contents: Contents) -> list[str]:
         if len(contents.environments) > 1:
             parts.append(_wrapped(f"Of {', '.join(names)}:"))
         parts.append(_table(("what", "which"), facts.items()))
+    parts.append(f"{contents.code.caption}:\n\n{_body(contents.code)}")
     return parts
 
 

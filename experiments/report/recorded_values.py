@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,19 @@ from mimose_bench.experiments.report.markdown import docs
 
 MOST_BYTES = 60_000
 """Largest file that is kept as it is: of larger ones only the values that are shown are kept."""
+
+ENVIRONMENT = (
+    "allocator",
+    "cpu",
+    "git_commit",
+    "gpu",
+    "memory_bytes",
+    "num_cpus",
+    "num_threads",
+    "python",
+    "versions",
+)
+"""What is kept of the environment."""
 
 INTRODUCTION = "introduction"
 
@@ -68,13 +81,20 @@ def generated(folder: Path, order: Sequence[str]) -> str:
     return docs(contents(outcomes, order), about(INTRODUCTION)[0])
 
 
-def thinned(document: dict[str, Any] | Any) -> dict[str, Any]:
-    """Return a check's document; if it is large, without values and curves that no page shows."""
-    found = {key: value for key, value in document.items() if key != "num_rows"}
-    if len(json.dumps(found, indent=2)) <= MOST_BYTES:
+def thinned(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a check's document as it is kept.
+
+    The machine is described as far as it matters; of a large document values and curves that no
+    page shows are left out.
+    """
+    run = dict(document.get("run") or {})
+    if "environment" in run:
+        run["environment"] = {k: v for k, v in run["environment"].items() if k in ENVIRONMENT}
+        document = {**document, "run": run}
+    if len(json.dumps(document, indent=2)) <= MOST_BYTES:
         return dict(document)
     rows = [Row(**{k: v for k, v in row.items() if k != "error"}) for row in document["rows"]]
     shown = {id(row) for series in by_series(rows) for row in spread(series)}
     kept = [raw for raw, row in zip(document["rows"], rows, strict=True) if id(row) in shown]
     total = document.get("num_rows") or len(rows)
-    return {**document, "num_rows": total, "rows": kept, "curves": []}
+    return {**document, "thinned": True, "num_rows": total, "rows": kept, "curves": []}

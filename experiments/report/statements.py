@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mimose_bench.experiments.figures.claims import Claim, Verdict, Version
 from mimose_bench.experiments.figures.result import Criterion, Reproduction
+from mimose_bench.experiments.figures.text import VERSIONS as PREFIXES
 from mimose_bench.experiments.figures.text import (
     claim_tolerance,
     claim_value,
@@ -91,7 +92,7 @@ def _of_claim(claim: Claim, result: Reproduction) -> Statement:
     return Statement(
         check=result.name,
         text=claim.text,
-        source=claim.source,
+        source=_source(claim),
         version=claim.version,
         paper=value(claim.expected),
         here=NONE if claim.obtained is None else value(claim.obtained),
@@ -102,6 +103,11 @@ def _of_claim(claim: Claim, result: Reproduction) -> Statement:
         device_label=claim.device_label,
         note=claim.note,
     )
+
+
+def _source(claim: Claim) -> str:
+    prefix = PREFIXES[claim.version]
+    return claim.source if claim.source.startswith(prefix.strip(", ")) else prefix + claim.source
 
 
 def _difference(claim: Claim) -> str:

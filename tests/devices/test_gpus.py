@@ -128,6 +128,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
         peak_bandwidth=None,
         clock_error=error,
         calibrated_on=("one",),
+        prices_calibrated_on=("two",),
     )
     path = tmp_path / "mine.json"
     save(gpu, path)

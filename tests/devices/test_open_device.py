@@ -35,3 +35,32 @@ def test_model_must_be_on_one_known_device() -> None:
         device_for(model[1])
     with pytest.raises(ValueError, match="no parameters"):
         device_for(torch.nn.ReLU())
+
+
+@pytest.mark.parametrize("name", ["cpu", "sim:v100"])
+def test_segments_may_be_expandable_and_the_label_says_so(name):
+    device = open_device(name, allocator="expandable")
+    try:
+        assert device.label.endswith(", expandable segments")
+        before = device.reserved_bytes()
+        # A page of 2 MiB and two of 20, where native segments would have 2 and 22.
+        kept = [
+            torch.empty(size, dtype=torch.uint8, device=device.torch_device)
+            for size in (1 << 20, 21 << 20)
+        ]
+        assert device.reserved_bytes() - before == (2 + 40) << 20
+        with pytest.raises(ValueError, match="without expandable ones"):
+            device.record()
+        del kept
+    finally:
+        device.close()
+    device = open_device(name, allocator="native")
+    device.close()
+    assert "expandable" not in device.label
+
+
+def test_the_allocator_of_cuda_is_pytorchs_own():
+    with pytest.raises(ValueError, match="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"):
+        open_device("cuda", allocator="expandable")
+    with pytest.raises(ValueError, match="native or expandable, not 'other'"):
+        open_device("cpu", allocator="other")

@@ -20,6 +20,7 @@ from math import inf
 from typing import Literal
 
 from mimose.runtime.eviction.copies import Copies
+from mimose.runtime.eviction.engine import Stats
 from mimose.runtime.eviction.graph import Storage
 from mimose.runtime.eviction.heuristics import Heuristic
 from mimose.runtime.eviction.pool import Pool
@@ -81,6 +82,13 @@ class Delta(Heuristic):
         return self._actions == "both"
 
     # -- filter
+
+    def begin(self, stats: Stats) -> None:
+        """Forget everything; count into ``stats`` from now on."""
+        super().begin(stats)
+        # What it was of no use to copy, until something else leaves.
+        self._useless: set[Storage] = set()
+        self._gone = 0
 
     def choose(self, pool: Pool, now: float) -> Storage | None:
         """Return the storage to release."""
@@ -183,12 +191,18 @@ class Delta(Heuristic):
         candidates: Iterable[Storage] = pool.sample(self.random) if self.sampling else pool
         most, chosen, count = 0.0, None, 0
         self._look(now)
+        gone = self.stats.num_evictions + self.stats.num_swaps_out
+        if gone != self._gone:
+            self._gone = gone
+            self._useless.clear()
         for storage in candidates:
             count += 1
-            if not self._worth_copying(storage):
+            if storage in self._useless or not self._worth_copying(storage):
                 continue
             self.stats.evaluations += 1
             gain = self._gain(storage, now)
+            if gain <= 0:
+                self._useless.add(storage)
             if gain > most:
                 most, chosen = gain, storage
         self.stats.accesses += count

@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 """The types of plain tensors."""
+
+
+_HOLDING = (torch.Tensor, list, tuple, dict)
 
 
 class Place(tuple):  # type: ignore[type-arg]
@@ -180,6 +183,6 @@ def tensors_returned(output: Any) -> Sequence[Any]:
     if kind is tuple or kind is list:
         if all(type(each) is torch.Tensor for each in output):
             return output  # type: ignore[no-any-return]
-    elif not isinstance(output, torch.Tensor | list | tuple | dict):
+    elif not isinstance(output, _HOLDING):
         return ()
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]

@@ -47,6 +47,12 @@ _MOST_SHIELDED = 1 << 20
 """Bytes of a constant without gradient up to which operators that run again get a copy of it."""
 
 
+_ATOMS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout))
+"""Types of arguments that are described as they are."""
+
+_UNSEEN = (torch.Tensor, torch.UntypedStorage, dict)
+
+
 class _Unseen(Exception):  # noqa: N818 - a kind of operator, not a fault
     """An operator has a tensor without a plain storage."""
 
@@ -314,7 +320,9 @@ class EvictionRuntime:
         described: list[Any] = []
         for value in values:
             kind = type(value)
-            if kind in PLAIN:
+            if kind in _ATOMS:  # Asking what they are not takes ten times as long.
+                described.append(value)
+            elif kind in PLAIN:
                 try:
                     storage = value.untyped_storage()
                 except NotImplementedError:  # Sparse, for one.
@@ -336,7 +344,7 @@ class EvictionRuntime:
                 )
             elif kind is list or kind is tuple:
                 described.append(self._described(value, holders))
-            elif isinstance(value, torch.Tensor | torch.UntypedStorage | dict):
+            elif isinstance(value, _UNSEEN):
                 raise _Unseen
             else:
                 described.append(value)
@@ -387,7 +395,10 @@ class EvictionRuntime:
                 need = needs.get(signature)
             except TypeError:  # An argument that cannot be hashed.
                 need = None
-        self._request(parents)
+        try:
+            engine.request(parents)
+        except Vanished:
+            self._request(parents)
         try:
             measures = need is None and self._measures
             if need is None:
@@ -420,8 +431,11 @@ class EvictionRuntime:
         if measures:
             returned = tensors_returned(output)
             needs.learn(signature, func, args, need, [returned[i] for i in sources])
-        changed = [holders[place] for place in written if not holders[place].constant]
-        version, room = None, sum(size for size, _ in outputs) if outputs else 0
+        version, room, changed = None, 0, []
+        if written:
+            changed = [holders[place] for place in written if not holders[place].constant]
+        for size, _ in outputs or ():
+            room += size
         if len(changed) == 1 and outputs is not None and not _resized(changed[0]):
             # Of several, one that is run again would need them all: they stay as they are.
             version = Holder(changed[0].tensor, changed[0].num_bytes)
@@ -430,10 +444,12 @@ class EvictionRuntime:
             sources.append(-1 - changed[0].place)
         made: list[Tensor] = []
         if outputs:
-            for parent in parents if self._limited else ():
-                data: Holder = parent.storage.data
-                if data.constant and data.owned is None:
-                    data.owned = data.storage()  # It has to last as long as what is made from it.
+            if self._limited:
+                for parent in parents:
+                    data: Holder = parent.storage.data
+                    if data.constant and data.owned is None:
+                        # It has to last as long as what is made from it.
+                        data.owned = data.storage()
             spare = need - room
             recipe = Recipe(
                 func,
@@ -525,7 +541,7 @@ class EvictionRuntime:
             Their holders, their sizes for the engine (None if the operator cannot be replayed) and
             where each is among the tensors returned.
         """
-        known, changed_usage = self._known, self._usage.changed
+        known, changed_usage, on_cpu = self._known, self._usage.changed, self._kind == "cpu"
         fresh: list[Holder] = []
         sizes: list[Output] = []
         sources: list[int] = []
@@ -547,7 +563,7 @@ class EvictionRuntime:
             if address in known:
                 continue
             num_bytes = storage.nbytes()
-            if not num_bytes or not self._is_here(tensor):
+            if not num_bytes or not (on_cpu or self._is_here(tensor)):
                 continue
             size = rounded(num_bytes)
             holder = Holder(_UNMADE, num_bytes)
@@ -560,9 +576,7 @@ class EvictionRuntime:
         return fresh, sizes, sources
 
     def _is_here(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is on the device; what is on the host is constant."""
-        if self._kind == "cpu":
-            return True
+        """Return whether a tensor is on a device that is not the host's, where data is constant."""
         return tensor.is_meta if self._kind == "sim" else tensor.is_cuda
 
     # -- versions, and what cannot be replayed

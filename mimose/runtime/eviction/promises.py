@@ -123,7 +123,8 @@ class Promises:
         scale = self._this.made[here] / self._made[here] if self._made[here] else 1.0
         limit = (self.room + spared) / (scale or 1.0)
         seconds = self._seconds
-        until = min(bisect_left(self._negated, -limit, here), len(seconds) - 1)
+        # The operator before the first from which on it fits.
+        until = bisect_left(self._negated, -limit, here + 1) - 1
         passed = seconds[here]
         pace = self._this.seconds[here] / passed if passed > 0 else 1.0
         return (seconds[until] - passed) * pace

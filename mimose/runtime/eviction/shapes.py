@@ -147,7 +147,7 @@ class _Kind:
             return int(self._share * call.given)
         extents = call.extents
         room = sum(
-            rounded(size * prod(extents[min(places)] for places in dims))
+            rounded(size * prod(max(extents[place] for place in places) for places in dims))
             for size, dims in self._shapes
         )
         return room + int(self._spare * call.given)

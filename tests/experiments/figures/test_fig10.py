@@ -201,6 +201,7 @@ def test_the_drawing_has_a_panel_a_task_and_names_both_sides(run_of):
     said = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert any("the paper (Fig 10)" in text for text in said)
     assert "Mimose, variant authors" in said
+    assert "DTR, reserve as given" in said
 
 
 def test_a_drawing_without_a_baseline_says_so(run_of):

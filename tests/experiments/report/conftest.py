@@ -46,7 +46,12 @@ def folder(tmp_path):
         "version": "ipdps",
         "recorded": True,
         "source": "0123",
-        "environment": {"cpu": "a processor", "num_cpus": 2, "versions": {"torch": "2.0"}},
+        "environment": {
+            "cpu": "a processor",
+            "num_cpus": 2,
+            "platform": "a-kernel",
+            "versions": {"torch": "2.0"},
+        },
     }
     rows = tuple(
         Row(series="A", what=f"length {n}", unit="GB", expected=n * 1e9, obtained=n * 1.01e9)

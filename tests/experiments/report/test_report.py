@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mimose_bench import plots
 from mimose_bench.experiments.figures import stored
 from mimose_bench.experiments.figures.reproduce import CHECKS
 from mimose_bench.experiments.report import markdown, recorded_values
@@ -134,12 +135,15 @@ def test_figures_keep_their_ids_apart_and_their_text(made):
 
 def test_the_markdown_has_every_claim_with_its_verdict(made):
     text = markdown.report(made)
-    assert "| so it is | 1.000 | 1.020 (1.010 to 1.030) | +0.020 | ± 0.050 | holds |" in text
+    assert (
+        "| so it is | Fig 1 | 1.000 | 1.020 (1.010 to 1.030) | +0.020 | ± 0.050 | holds |" in text
+    )
+    assert "| first version (1) | arXiv v1, Fig 1 | 1.000 | 1.200 |" in text
+    assert "\n1. because\n2. no GPU here\n" in text
     assert "**outside**" in text
     assert "6 of 20 values" in text
     assert "![Everything (Fig 1), simulated v100-32gb](figures/drawn.svg)" in text
     assert "**Failed:** broken" in text
-    assert "no GPU here" in text
 
 
 def test_values_behind_a_page_make_the_same_page_once_thinned(outcomes, tmp_path, monkeypatch):
@@ -152,8 +156,13 @@ def test_values_behind_a_page_make_the_same_page_once_thinned(outcomes, tmp_path
     assert page_path.read_text() == whole
     kept = json.loads((tmp_path / "docs" / "reproduced" / "all.json").read_text())
     assert (len(kept["rows"]), kept["num_rows"]) == (6, 20)
+    assert "platform" not in kept["run"]["environment"]
     # Once more from what is kept: nothing is lost twice.
     again, _ = stored.read_all(page_path.parent / "reproduced")
+    assert all(each.is_thinned for each in again)
+    drawn, problems = plots.report_drawings(again, tmp_path)
+    assert drawn == {}
+    assert "all has no figure: its values were thinned out" in problems
     recorded_values.write(again, page_path, ("all",))
     assert page_path.read_text() == whole
 
