@@ -35,8 +35,8 @@ def short_label(run: Run, *, budget: bool = True) -> str:
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a label a run that no other run of its device has.
 
-    It is planner and budget, then as far as needed the kind of lengths, the seed, and what is
-    peculiar to the folder's name.
+    It is planner and budget, then as far as needed the kind of lengths, the variant, the seed, and
+    what is peculiar to the folder's name.
     """
     found = [short_label(run) for run in runs]
     if len({is_expected(run.steps) for run in runs}) > 1:
@@ -44,6 +44,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
             f"{text}, {_EXPECTED}" if is_expected(run.steps) else text
             for text, run in zip(found, runs, strict=True)
         ]
+    found = _tell_apart(found, runs, lambda alike: [_variant(run) for run in alike])
     found = _tell_apart(found, runs, lambda alike: [f"seed {_seed(run)}" for run in alike])
     return _tell_apart(found, runs, lambda alike: _name_ends([run.name for run in alike]))
 
@@ -146,6 +147,10 @@ def _name_ends(names: Sequence[str]) -> list[str]:
     while all(len(p) > same + 1 and p[same] == parts[0][same] for p in parts):
         same += 1
     return ["-".join(p[same:]) for p in parts]
+
+
+def _variant(run: Run) -> str:
+    return f"variant {(run.info.get('config') or {}).get('variant') or 'printed'}"
 
 
 def _seed(run: Run) -> object:

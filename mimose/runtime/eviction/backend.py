@@ -15,6 +15,8 @@ from mimose.runtime.eviction.engine import Engine
 from mimose.runtime.eviction.graph import Operator, Storage
 from mimose.runtime.eviction.known import Holder
 from mimose.runtime.eviction.lineage import Recipe, rebuilt, tensors_returned
+from mimose.runtime.eviction.pointers import storage_of
+from mimose.runtime.eviction.settings import Settings
 from mimose.runtime.eviction.storages import Mover
 from mimose.runtime.eviction.timing import Timer
 
@@ -64,6 +66,7 @@ class TorchBackend:
         self._mover = mover
         self._timer = timer
         self._changed = changed
+        self._settings = Settings(device.kind)
 
     def begin(self) -> None:
         """Count from 0."""
@@ -106,7 +109,7 @@ class TorchBackend:
             with torch._C._DisableTorchDispatch():
                 args = [rebuilt(each, storages) for each in recipe.args]
                 kwargs = {name: rebuilt(each, storages) for name, each in recipe.kwargs.items()}
-            with self._generators(recipe):
+            with self._settings.put_back(recipe.settings), self._generators(recipe):
                 cost, output = self._run(recipe, args, kwargs)
         self.rerun_seconds += cost
         return storages, output
@@ -159,7 +162,7 @@ class TorchBackend:
         for output, source in zip(operator.outputs, recipe.sources):
             if output.defined:
                 continue
-            made = returned[source].untyped_storage() if source >= 0 else storages[-1 - source]
+            made = storage_of(returned[source]) if source >= 0 else storages[-1 - source]
             holder: Holder = output.storage.data
             if made.nbytes() != holder.num_bytes:
                 raise RuntimeError(

@@ -25,6 +25,8 @@ class Holder:
         constant: It came from outside of the step.
         shielded: Operators that run again get a copy: they may change it without saying so.
         captured: Something that the runtime does not see into may refer to it.
+        unwritten: Nothing seen has written to it yet: memory as it was found.
+        shared: Somebody has an array of the same memory, and may write to it at any time.
         serial: The operator that last had it as an argument, and ``place``, its place among the
             arguments of that one.
     """
@@ -37,8 +39,10 @@ class Holder:
         "place",
         "ref",
         "serial",
+        "shared",
         "shielded",
         "tensor",
+        "unwritten",
     )
 
     def __init__(self, tensor: Tensor, num_bytes: int) -> None:
@@ -49,6 +53,8 @@ class Holder:
         self.constant = False
         self.shielded = False
         self.captured = False
+        self.unwritten = False
+        self.shared = False
         self.serial = -1
         self.place = 0
 

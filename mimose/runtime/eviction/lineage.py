@@ -17,6 +17,9 @@ PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 _HOLDING = (torch.Tensor, list, tuple, dict)
 
+_OVERWRITE = ("copy_", "fill_", "zero_")
+"""Pointwise operators that change an argument and do not look at what was there."""
+
 
 class Place(tuple):  # type: ignore[type-arg]
     """A tensor argument: place among the operator's storages, dtype, size, stride, offset."""
@@ -38,6 +41,8 @@ class Traits:
         indexes: Its first argument is indexed by the tensors of its second.
         pointwise: It changes no argument without saying so.
         dynamic: The shapes of its outputs depend on values.
+        unwritten: Its outputs are memory as it was found.
+        updates: What it writes depends on what was there, element by element.
     """
 
     __slots__ = (
@@ -49,6 +54,8 @@ class Traits:
         "pointwise",
         "random",
         "reshapes",
+        "unwritten",
+        "updates",
         "view",
         "written",
     )
@@ -57,7 +64,7 @@ class Traits:
         self.func = func
         schema = getattr(func, "_schema", None)
         self.view = self.random = self.pointwise = self.dynamic = False
-        self.reshapes = self.indexes = False
+        self.reshapes = self.indexes = self.unwritten = self.updates = False
         self.makes = self.opaque = True
         self.written: tuple[int | str, ...] = ()
         if schema is None:
@@ -79,6 +86,11 @@ class Traits:
             argument.name if argument.kwarg_only else position
             for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        name = schema.name.partition("::")[2]
+        self.unwritten = name.startswith(("empty", "new_empty"))  # There is no tag for it.
+        self.updates = (
+            self.pointwise and not self.random and 0 in self.written and name not in _OVERWRITE
         )
 
     def values_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -119,6 +131,7 @@ class Recipe:
         pointwise: It changes no argument without saying so.
         spare: Bytes that it takes while it runs, beside its outputs.
         signature: What its cost is remembered by; may be None.
+        settings: What the settings were when it ran (:mod:`mimose.runtime.eviction.settings`).
     """
 
     __slots__ = (
@@ -128,6 +141,7 @@ class Recipe:
         "kwargs",
         "pointwise",
         "random",
+        "settings",
         "signature",
         "sources",
         "spare",
@@ -146,6 +160,7 @@ class Recipe:
         generator: torch.Generator | None,
         spare: int,
         signature: Any,
+        settings: Any = (),
     ) -> None:
         self.func = func
         self.args = args
@@ -157,6 +172,7 @@ class Recipe:
         self.generator = generator
         self.spare = spare
         self.signature = signature
+        self.settings = settings
 
     def __repr__(self) -> str:
         return str(self.func)

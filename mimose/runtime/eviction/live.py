@@ -10,7 +10,8 @@ rematerialising puts memory in again, which all views and all that autograd save
   and can be made again, in a storage of the runtime's own.
 * What comes from outside of the step (parameters, buffers, inputs, gradients that exist) is
   constant. If it is changed in place while recorded operators depend on it, they keep a copy.
-* What cannot be replayed stays where it is: the storages are pinned.
+* What cannot be replayed stays where it is: the storages are pinned. So are those that somebody
+  reaches past the dispatcher, and those whose first contents nobody has seen being written.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mimose.devices.base import Device
 from mimose.eviction import Eviction, EvictionFigures
 from mimose.records import Work
 from mimose.runtime.evicting import NoRoomError
+from mimose.runtime.eviction import pointers
 from mimose.runtime.eviction.backend import TorchBackend, Vanished, as_in_dispatch, copied
 from mimose.runtime.eviction.channels import channel_of
 from mimose.runtime.eviction.copies import Copies
@@ -36,6 +39,8 @@ from mimose.runtime.eviction.heuristics import HEURISTICS
 from mimose.runtime.eviction.known import Holder, KnownStorages
 from mimose.runtime.eviction.lineage import PLAIN, Place, Recipe, Traits, tensors_returned
 from mimose.runtime.eviction.modes import OperatorMode
+from mimose.runtime.eviction.pointers import Reach, storage_of
+from mimose.runtime.eviction.settings import Settings
 from mimose.runtime.eviction.shapes import Needs, rounded
 from mimose.runtime.eviction.storages import mover_for
 from mimose.runtime.eviction.swapping import Swapper
@@ -127,6 +132,9 @@ class EvictionRuntime:
         self._needs = Needs(device)
         self._traits: dict[int, Traits] = {}
         self._mode = OperatorMode(self._dispatch)
+        self._watcher = self._reached
+        self._wary = False
+        self._read_settings = Settings(device.kind).read
         self._model: torch.nn.Module | None = None
         self._buffers: set[int] = set()
         self._inputs: set[int] = set()
@@ -166,7 +174,9 @@ class EvictionRuntime:
         self._seconds = self._bare_seconds = 0.0
         self._charged = (0, 0)
         self._charged_seconds = [0.0, 0.0]
+        self._wary = False
         self._mode.install()
+        pointers.watch(self._watcher)
         self.active = True
 
     def stop(self) -> EvictionFigures:
@@ -207,13 +217,14 @@ class EvictionRuntime:
         for parameter in self._model.parameters() if self._model is not None else ():
             gradient = parameter.grad
             if type(gradient) in PLAIN and gradient.layout is torch.strided:
-                holder = self._known.get(gradient.untyped_storage()._cdata)
+                holder = self._known.get(storage_of(gradient)._cdata)
                 if holder is not None and not holder.tensor.storage.resident:
                     parameter.grad = None
 
     def _end(self) -> None:
         self.active = False
         self._model = None
+        pointers.unwatch(self._watcher)
         self._mode.remove()
         self._known.forget()
         for storage in self._engine.storages:
@@ -304,15 +315,87 @@ class EvictionRuntime:
             except _Unseen:
                 return self._run_unseen(traits, func, args, kwargs)
             return self._run(traits, func, args, kwargs, described, named, holders)
-        except (NoRoom, Thrashing, torch.OutOfMemoryError) as error:
-            # What comes from now on (the next batch, if the loop goes on) is no part of the step.
-            self.failed = self._mode.passive = True
-            if isinstance(error, NoRoom):
-                # Loops know how to go on after PyTorch's own error.
-                raise NoRoomError.of(error, self._settings, str(func)) from None
+        except _GIVING_UP as error:
+            self._fail(error, f"operator {func}")
             raise
         finally:
             self._seconds += perf_counter() - begun
+
+    def _fail(self, error: BaseException, who: str) -> None:
+        """Take note that the step has failed.
+
+        Raises:
+            NoRoomError: In place of the engine's own finding; loops know how to go on after it.
+        """
+        # What comes from now on (the next batch, if the loop goes on) is no part of the step.
+        self.failed = self._mode.passive = True
+        if isinstance(error, NoRoom):
+            raise NoRoomError.of(error, self._settings, who) from None
+
+    # -- who reaches past the dispatcher
+
+    def _reached(self, tensor: torch.Tensor, reach: Reach) -> None:
+        """Have a tensor's data where it is going to be looked for, from outside of any operator.
+
+        From then on it stays there. Whoever has the address may write to it: what was made from it
+        before depends on what it was, and has that made again if need be.
+        """
+        mode = self._mode
+        if mode.passive or mode not in _get_current_dispatch_mode_stack():
+            return  # Within an operator, or in another thread.
+        try:
+            storage = storage_of(tensor)
+        except NotImplementedError:
+            return
+        holder = self._known.get(storage._cdata)
+        if holder is None:
+            if reach < Reach.SHARED:
+                return
+            holder = self._adopt(tensor, storage)
+        mode.passive = True
+        try:
+            with as_in_dispatch():
+                self._lay_open(holder, reach)
+        except _GIVING_UP as error:
+            self._fail(error, "reading a tensor's memory")
+            raise
+        finally:
+            mode.passive = self.failed
+
+    def _lay_open(self, holder: Holder, reach: Reach) -> None:
+        self._bury()
+        if holder.constant:
+            if reach >= Reach.ADDRESS and holder.tensor.children:
+                self._preserve(holder)
+            if reach == Reach.SHARED:
+                holder.shared = self._wary = True
+            return
+        parents = [holder.tensor]
+        self._request(parents)
+        try:
+            if self._copies is not None:
+                self._await_copies(parents, parents)
+        finally:
+            self._engine.cancel(parents)
+        if reach > Reach.READ:
+            later = self._freeze(holder)
+            if later is not None and reach != Reach.ADDRESS:
+                later.shared = self._wary = True
+
+    def _heed(self, traits: Traits, holders: list[Holder], written: list[int]) -> bool:
+        """Look after arguments whose contents are not all the runtime's knowledge.
+
+        Returns:
+            Whether somebody may change one of them unseen, after the operator.
+        """
+        for place, holder in enumerate(holders):
+            if holder.unwritten and (place not in written or traits.updates):
+                # Whoever has written what is read was not seen: only here it is.
+                later = self._freeze(holder)
+                assert later is not None
+                later.place, later.serial = holder.place, holder.serial
+                holders[place] = later
+        return any(holder.shared for holder in holders)
 
     def _described(self, values: Any, holders: list[Holder]) -> tuple[Any, ...]:
         """Return arguments with a place for each tensor, and add their holders to ``holders``."""
@@ -324,7 +407,7 @@ class EvictionRuntime:
                 described.append(value)
             elif kind in PLAIN:
                 try:
-                    storage = value.untyped_storage()
+                    storage = storage_of(value)
                 except NotImplementedError:  # Sparse, for one.
                     raise _Unseen from None
                 dtype = value.dtype
@@ -364,7 +447,10 @@ class EvictionRuntime:
         return holder
 
     def _constant(self, num_bytes: int) -> Holder:
-        holder = Holder(self._engine.constant(rounded(num_bytes)), num_bytes)
+        return self._make_constant(Holder(_UNMADE, num_bytes))
+
+    def _make_constant(self, holder: Holder) -> Holder:
+        holder.tensor = self._engine.constant(rounded(holder.num_bytes))
         holder.tensor.storage.data = holder
         holder.constant = True
         return holder
@@ -380,8 +466,9 @@ class EvictionRuntime:
         holders: list[Holder],
     ) -> Any:
         engine, timer, needs = self._engine, self._timer, self._needs
-        parents = [holder.tensor for holder in holders]
         written = traits.places_written(described, named) if traits.written else []
+        shared = self._wary and self._heed(traits, holders, written)
+        parents = [holder.tensor for holder in holders]
         for place in written:
             holder = holders[place]
             if holder.constant and (traits.makes or holder.tensor.children):
@@ -413,6 +500,7 @@ class EvictionRuntime:
             if traits.random:
                 generator = kwargs.get("generator")
                 random = self._device.rng_state() if generator is None else generator.get_state()
+            settings = self._read_settings() if self._limited else ()
             before = self._device.mark().allocated if measures else 0
             entered = perf_counter()
             started = timer.start(signature)
@@ -431,6 +519,12 @@ class EvictionRuntime:
         if measures:
             returned = tensors_returned(output)
             needs.learn(signature, func, args, need, [returned[i] for i in sources])
+        if shared and outputs is not None:
+            # Made again, they might not be what they were.
+            for holder in fresh:
+                self._make_constant(holder)
+            self.num_pinned += len(fresh)
+            outputs = None
         version, room, changed = None, 0, []
         if written:
             changed = [holders[place] for place in written if not holders[place].constant]
@@ -462,11 +556,15 @@ class EvictionRuntime:
                 generator,
                 spare if spare > 0 else 0,
                 signature,
+                settings,
             )
             made = engine.complete(parents, outputs, cost, recipe).outputs
             for holder, tensor in zip(fresh, made):
                 holder.tensor = tensor
                 tensor.storage.data = holder
+                if traits.unwritten:
+                    holder.unwritten = self._wary = True
+                    engine.pin(tensor)
         else:
             engine.cancel(parents)
             engine.stats.num_operators += 1
@@ -476,7 +574,7 @@ class EvictionRuntime:
         elif changed:
             for holder in changed:
                 self._freeze(holder)
-        if outputs is None:
+        if outputs is None and not shared:
             self._capture(holders)
         if self._swapper is not None:
             backward = torch._C._current_graph_task_id() != -1
@@ -553,7 +651,7 @@ class EvictionRuntime:
             try:
                 if type(tensor) not in PLAIN:
                     raise NotImplementedError
-                storage = tensor.untyped_storage()
+                storage = storage_of(tensor)
             except NotImplementedError:
                 for holder in fresh:
                     self._known.drop(holder)
@@ -610,12 +708,18 @@ class EvictionRuntime:
             later.captured = True
             engine.pin(later.tensor)
 
-    def _freeze(self, holder: Holder) -> None:
-        """Let a storage go over to a version that cannot be made again, and stays."""
+    def _freeze(self, holder: Holder) -> Holder | None:
+        """Let a storage go over to a version that cannot be made again, and stays; return it.
+
+        None if the storage has died, as that of a tensor does which is given another one.
+        """
         storage = holder.storage()
-        assert storage is not None
+        if storage is None:
+            return None
         self.num_pinned += 1
-        self._supersede(holder, self._constant(storage.nbytes()))
+        later = self._constant(storage.nbytes())
+        self._supersede(holder, later)
+        return later
 
     def _capture(self, holders: list[Holder]) -> None:
         """Keep storages for good that something may refer to unseen."""
@@ -631,6 +735,10 @@ class EvictionRuntime:
         """Run an operator that cannot be replayed. What it makes is constant."""
         engine = self._engine
         holders = self._holders_in((args, kwargs))
+        if self._wary:
+            for holder in [each for each in holders if each.unwritten]:
+                self._freeze(holder)
+            holders = self._holders_in((args, kwargs))
         written = self._holders_in(traits.values_written(args, kwargs))
         parents = [holder.tensor for holder in holders]
         for holder in written:
@@ -660,7 +768,7 @@ class EvictionRuntime:
         holders: dict[int, Holder] = {}
         for leaf in pytree.tree_leaves(values):
             for part in _parts(leaf):
-                storage = part.untyped_storage()
+                storage = storage_of(part)
                 holder = self._known.get(storage._cdata) or self._adopt(part, storage)
                 holders[id(holder)] = holder
         return list(holders.values())
@@ -689,6 +797,9 @@ class EvictionRuntime:
             self._charged_seconds[1] += charge(Work(metadata=accesses - evaluations), 0.0)
 
 
+_GIVING_UP = (NoRoom, Thrashing, torch.OutOfMemoryError)
+"""What a step does not go on after."""
+
 _UNMADE = Tensor(Storage(0, -1), None)
 """What a holder has before the engine knows of it."""
 
@@ -710,7 +821,7 @@ def policy_of(settings: Eviction, copies: Copies | None, uses: Uses | None) -> P
 def _addresses(values: Any) -> set[int]:
     """Return the addresses of the storages of all tensors in ``values``."""
     leaves = pytree.tree_leaves(values)
-    return {part.untyped_storage()._cdata for leaf in leaves for part in _parts(leaf)}
+    return {storage_of(part)._cdata for leaf in leaves for part in _parts(leaf)}
 
 
 def _resized(holder: Holder) -> bool:
@@ -731,7 +842,14 @@ def _selects(traits: Traits, described: Any) -> bool:
 def _parts(leaf: Any) -> list[torch.Tensor]:
     """Return the plain tensors that an argument is or consists of."""
     if type(leaf) in PLAIN:
-        return [leaf] if leaf.layout is torch.strided else []
+        if leaf.layout is not torch.strided:
+            return []
+        try:
+            storage_of(leaf)
+        except NotImplementedError:  # It stands for another tensor, within torch.func.
+            wraps = torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+            return _parts(torch._C._functorch.get_unwrapped(leaf)) if wraps else []
+        return [leaf]
     if isinstance(leaf, torch.UntypedStorage):
         with torch._C._DisableTorchDispatch():
             return [torch.empty(0, dtype=torch.uint8, device=leaf.device).set_(leaf)]

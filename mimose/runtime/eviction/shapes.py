@@ -162,9 +162,10 @@ def on_meta(func: Any, args: Any, kwargs: Any) -> int | None:
                 *(_as_meta(each) for each in args),
                 **{name: _as_meta(each) for name, each in kwargs.items()},
             )
+            made = [t.untyped_storage() for t in tensors_returned(output)]
         except Exception:  # Whatever stands in its way, it is only an estimate that is missing.
             return None
-    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors_returned(output)}
+    storages = {storage._cdata: storage for storage in made}
     return sum(rounded(storage.nbytes()) for storage in storages.values())
 
 

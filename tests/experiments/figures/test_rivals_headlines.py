@@ -38,9 +38,9 @@ def test_the_least_memory_is_cheap_enough_and_no_more_than_that_of_segments():
 @pytest.mark.parametrize(
     ("plain", "best", "verdicts"),
     [
-        (3.8, 1.73, ["holds", "holds", "holds"]),
-        (2.7, 1.2, ["outside", "outside", "holds"]),
-        (3.0, 0.9, ["holds", "outside", "outside"]),
+        (3.8, 1.73, ["holds", "holds"]),
+        (2.7, 1.2, ["outside", "outside"]),
+        (3.0, 1.0, ["holds", "outside"]),
     ],
 )
 def test_ratios_of_batches_are_those_of_memory(plain, best, verdicts):
