@@ -265,6 +265,12 @@ class Handle:
         device, evictions = self.device, self._executor.evictions
         if failed:
             evictions.abandon()
+        elif evictions.stuck:
+            try:
+                evictions.stop()
+            except torch.OutOfMemoryError:  # Again: its loop was told the first time.
+                evictions.abandon()
+                failed, outcome = True, "oom"
         else:
             evictions.stop()
         if step.optimized is None:
@@ -534,11 +540,23 @@ class Handle:
     def detach(self) -> None:
         """Give the model back as it was; lift the limit if this handle set it.
 
+        What a tensor-level policy has evicted and is still in use comes back first, whatever the
+        budget.
+
         Raises:
-            torch.OutOfMemoryError: As for :meth:`end`; it is detached all the same.
+            torch.OutOfMemoryError: If the device has no memory for that. The model stays attached
+                and nothing is lost: let go of some tensors and call it again.
         """
         if self.model not in _attached:
             return
+        if self._enforced:
+            self.device.enforce(None)
+        try:
+            self._executor.evictions.stop(regardless=True)
+        except BaseException:
+            if self._enforced:
+                self.device.enforce(self.budget_bytes)
+            raise
         if self._step is not None and self._step.optimized is not None:
             self.end()  # A whole step of a user's own loop, the last one.
         self._step = None
@@ -546,15 +564,18 @@ class Handle:
             self._executor.detach()
         finally:
             _attached.discard(self.model)
-            if self._enforced:
-                self.device.enforce(None)
             self._release()
 
     def __enter__(self) -> Handle:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.detach()
+        try:
+            self.detach()
+        except torch.OutOfMemoryError:
+            self._executor.evictions.abandon()
+            self.detach()
+            raise
 
     def __repr__(self) -> str:
         budget = "no budget" if self.budget_bytes is None else format_bytes(self.budget_bytes)

@@ -88,9 +88,7 @@ def ask(run: Run) -> Asked:
     config = run.info["config"]
     task = str(run.info["task"])
     assert run.budget_bytes is not None
-    # Below the shortest length that it is taught with, a planner still recomputes everything.
-    shortest = min((length for length, _ in peaks_of(run)), default=0)
-    lengths = [length for length in _lengths(task) if length >= shortest]
+    lengths = _lengths(task)
     answers, _ = plan_sizes(
         RunConfig(
             task=task,

@@ -22,16 +22,23 @@ class NoRoomError(torch.OutOfMemoryError):
     """Nothing is left to evict, and the policy's own budget would be exceeded all the same."""
 
     @classmethod
-    def of(cls, error: NoRoom, settings: Eviction, operator: str | None = None) -> NoRoomError:
+    def of(
+        cls,
+        error: NoRoom,
+        settings: Eviction,
+        operator: str | None = None,
+        doing: str = "restoring what is still in use",
+    ) -> NoRoomError:
         """Return the engine's finding as PyTorch's own error, in a sentence.
 
         Args:
             error: What the engine found.
             settings: The policy.
-            operator: What was to run; None if what is still in use was to be restored.
+            operator: What was to run, if an operator was.
+            doing: What was to be done otherwise.
         """
         taken, held = error.usage - error.locked_bytes, error.locked_bytes
-        who = f"operator {operator}" if operator else "restoring what is still in use"
+        who = f"operator {operator}" if operator else doing
         text = f"{who} needs {format_bytes(error.need, up=True)}"
         text += f" beside {format_bytes(held, up=True)} that it works on" if held else ""
         text += (
@@ -48,6 +55,11 @@ class NoRoomError(torch.OutOfMemoryError):
             )
         else:
             text += ": give a larger budget"
+        if error.kept:
+            text += (
+                f". {error.kept[0].upper()}{error.kept[1:]}: let go of what is not needed (del), "
+                "or keep copies elsewhere, and call the optimizer's step again, or detach()"
+            )
         return cls(text)
 
 
@@ -60,8 +72,11 @@ class Runtime(Protocol):
     def start(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Begin a step."""
 
-    def stop(self) -> EvictionFigures:
-        """End it, with everything that is still in use restored."""
+    def stop(self, *, regardless: bool = False) -> EvictionFigures:
+        """End it, with everything that is still in use restored, maybe regardless of the budget.
+
+        After an out-of-memory error or :class:`NoRoom` it goes on.
+        """
 
     def abandon(self) -> EvictionFigures:
         """Give it up, with nothing restored."""
@@ -79,6 +94,7 @@ class Evictions:
     Attributes:
         figures: What the policy did in the last step that ended or was given up; None if none was
             since :meth:`forget`.
+        stuck: The step that is under way was to end, and what is still in use did not fit.
     """
 
     def __init__(
@@ -89,6 +105,7 @@ class Evictions:
         make: Callable[[Device, Eviction, int | None], Runtime] | None = None,
     ) -> None:
         self.figures: EvictionFigures | None = None
+        self.stuck = False
         self._model = model
         self._device = device
         self._budget_bytes = budget_bytes
@@ -111,15 +128,19 @@ class Evictions:
         if self._runtime is None or settings != self._settings:
             self._runtime = self._make(self._device, settings, self._budget_bytes)
             self._settings = settings
+        self.stuck = False
         self._runtime.start(self._model, args, kwargs)
 
-    def stop(self) -> None:
+    def stop(self, *, regardless: bool = False) -> None:
         """End a step that is under way: what is still in use is resident again.
 
         One that has failed, as its loop was told, is given up.
 
+        Args:
+            regardless: Of the budget.
+
         Raises:
-            torch.OutOfMemoryError: If not all of it fits.
+            torch.OutOfMemoryError: If not all of it fits. The step is under way still.
             Thrashing: If restoring it takes too long.
         """
         if self._runtime is None or not self._runtime.active:
@@ -128,15 +149,22 @@ class Evictions:
             self.abandon()
             return
         try:
-            self.figures = self._runtime.stop()
-        except BaseException as error:
+            self.figures = self._runtime.stop(regardless=regardless)
+            self.stuck = False
+        except NoRoom as error:
+            self.stuck = True
+            assert self._settings is not None
+            raise NoRoomError.of(error, self._settings) from None
+        except torch.OutOfMemoryError:
+            self.stuck = True
+            raise
+        except BaseException:
             self.abandon()
-            if isinstance(error, NoRoom) and self._settings is not None:
-                raise NoRoomError.of(error, self._settings) from None
             raise
 
     def abandon(self) -> None:
         """Give up a step that is under way: what was evicted is lost."""
+        self.stuck = False
         if self._runtime is not None and self._runtime.active:
             self.figures = self._runtime.abandon()
 

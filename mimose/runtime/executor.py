@@ -165,12 +165,13 @@ class Executor:
         """Restore the model exactly; whatever is still in flight finishes as it was planned.
 
         Raises:
-            torch.OutOfMemoryError: If a tensor-level policy has evicted more than fits.
+            torch.OutOfMemoryError: If a tensor-level policy has evicted more than the device has
+                memory for, whatever the budget. Nothing has changed then.
         """
+        self.evictions.stop(regardless=True)
         self._model_wrapper.remove()
         for wrapper in self._wrappers:
             wrapper.remove()
-        self.evictions.stop()
 
     def run_forward(
         self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -154,7 +154,10 @@ class NoRoom(Exception):  # noqa: N818 - a result, not a fault of anyone's
         pinned_bytes: Bytes of storages that stay for good.
         locked_bytes: Bytes of storages that an operator holds right now.
         small_bytes: Bytes of storages that are no candidates, being small.
+        kept: What keeps storages alive, if that was looked up.
     """
+
+    kept = ""
 
     def __init__(self, need: int, usage: int, budget: int, storages: Iterable[Storage]) -> None:
         self.need = need
@@ -232,11 +235,10 @@ class Engine:
         self.policy = policy
         self.budget = budget
         self.expected_cost: float = 0
-        self._before = trigger == "before" and budget is not None
-        self._after = trigger == "after" and budget is not None
+        self._trigger = trigger
         self._eager = eager
         self._ignore_small = ignore_small
-        self._thrash_limit = thrash_limit
+        self._most_times = thrash_limit
         self.begin()
 
     def begin(self) -> None:
@@ -247,7 +249,15 @@ class Engine:
         self._num_tensors = 0
         self._bytes_made = 0
         self._leaving: deque[Tensor] = deque()
+        self._before = self._trigger == "before" and self.budget is not None
+        self._after = self._trigger == "after" and self.budget is not None
+        self._thrash_limit = self._most_times
         self.policy.begin(self.stats)
+
+    def lift(self) -> None:
+        """Heed neither the budget nor the limit on computing again, until the next step begins."""
+        self._before = self._after = False
+        self._thrash_limit = None
 
     # The graph
 

@@ -35,6 +35,7 @@ from mimose.runtime.eviction.copies import Copies
 from mimose.runtime.eviction.delta import Delta
 from mimose.runtime.eviction.engine import Engine, NoRoom, Output, Policy, Thrashing
 from mimose.runtime.eviction.graph import Storage, Tensor
+from mimose.runtime.eviction.held import describe
 from mimose.runtime.eviction.heuristics import HEURISTICS
 from mimose.runtime.eviction.known import Holder, KnownStorages
 from mimose.runtime.eviction.lineage import PLAIN, Place, Recipe, Traits, tensors_returned
@@ -179,17 +180,30 @@ class EvictionRuntime:
         pointers.watch(self._watcher)
         self.active = True
 
-    def stop(self) -> EvictionFigures:
+    def stop(self, *, regardless: bool = False) -> EvictionFigures:
         """End the step: every live tensor that was evicted is restored, all else is forgotten.
 
+        Args:
+            regardless: Of the budget.
+
         Raises:
-            NoRoom: If the live tensors do not fit together; the step can only be abandoned then.
-            Thrashing: If computing them again costs too much; likewise.
+            NoRoom: If the live tensors do not fit together. The step goes on: it can be ended once
+                some have gone, or regardless of the budget.
+            torch.OutOfMemoryError: If the device has no memory for them; likewise.
+            Thrashing: If computing them again costs too much; the step can only be abandoned.
         """
         begun = perf_counter()
+        if regardless:
+            self._engine.lift()
         self._mode.passive = True
         with as_in_dispatch():
-            self._restore()
+            try:
+                self._restore()
+            except (NoRoom, torch.OutOfMemoryError) as error:
+                self._mode.passive = False
+                if isinstance(error, NoRoom):
+                    error.kept = describe(self._known, self._gradients())
+                raise
             if self._swapper is not None:
                 self._swapper.end()
         self._charge()
@@ -241,6 +255,7 @@ class EvictionRuntime:
         """Bring back what is live."""
         engine = self._engine
         keeping = True
+        pinned = {h.tensor for h in self._known.values() if h.tensor.storage.pinned}
         while True:
             self._bury()
             live = [h.tensor for h in self._known.values() if not h.constant]
@@ -254,12 +269,18 @@ class EvictionRuntime:
                 return
             except Vanished:
                 continue
-            except NoRoom:
+            except (NoRoom, torch.OutOfMemoryError):
+                for tensor in live:
+                    if tensor not in pinned:
+                        engine.unpin(tensor)
                 if not keeping:
                     raise
                 keeping = False
-                for tensor in here:
-                    engine.unpin(tensor)
+
+    def _gradients(self) -> set[int]:
+        """Return the addresses of the storages of the parameters' gradients."""
+        assert self._model is not None
+        return _addresses([parameter.grad for parameter in self._model.parameters()])
 
     def _figures(self) -> EvictionFigures:
         stats, backend, copies = self._engine.stats, self._backend, self._copies
@@ -316,13 +337,13 @@ class EvictionRuntime:
                 return self._run_unseen(traits, func, args, kwargs)
             return self._run(traits, func, args, kwargs, described, named, holders)
         except _GIVING_UP as error:
-            self._fail(error, f"operator {func}")
+            self._fail(error, str(func))
             raise
         finally:
             self._seconds += perf_counter() - begun
 
-    def _fail(self, error: BaseException, who: str) -> None:
-        """Take note that the step has failed.
+    def _fail(self, error: BaseException, operator: str | None) -> None:
+        """Take note that the step has failed, at an operator or where memory was to be read.
 
         Raises:
             NoRoomError: In place of the engine's own finding; loops know how to go on after it.
@@ -330,7 +351,8 @@ class EvictionRuntime:
         # What comes from now on (the next batch, if the loop goes on) is no part of the step.
         self.failed = self._mode.passive = True
         if isinstance(error, NoRoom):
-            raise NoRoomError.of(error, self._settings, who) from None
+            doing = "bringing back a tensor whose memory is read"
+            raise NoRoomError.of(error, self._settings, operator, doing) from None
 
     # -- who reaches past the dispatcher
 
@@ -357,7 +379,7 @@ class EvictionRuntime:
             with as_in_dispatch():
                 self._lay_open(holder, reach)
         except _GIVING_UP as error:
-            self._fail(error, "reading a tensor's memory")
+            self._fail(error, None)
             raise
         finally:
             mode.passive = self.failed

@@ -1,0 +1,54 @@
+"""Which tensors of a step a program still holds, told when they do not fit together."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from mimose.runtime.eviction.known import Holder
+from mimose.runtime.eviction.lineage import PLAIN
+from mimose.runtime.eviction.pointers import storage_of
+from mimose.units import format_bytes
+
+_SHOWN = 3
+
+
+def describe(known: Mapping[int, Holder], gradients: Collection[int]) -> str:
+    """Return what keeps the storages that a step has made alive, as a clause; may be empty.
+
+    All objects of the program are gone through, which takes a moment: for errors only.
+
+    Args:
+        known: The storages that live, by their addresses.
+        gradients: Addresses of those that parameters' gradients lie in.
+    """
+    made = {a: h for a, h in known.items() if not h.constant and a not in gradients}
+    found: dict[int, str] = {}
+    for each in gc.get_objects():
+        if type(each) in PLAIN:
+            try:
+                address = storage_of(each)._cdata
+                # Of views of one storage the first will do.
+                if address in made and address not in found:
+                    extents = " x ".join(map(str, each.shape)) or "a number"
+                    found[address] = f"{extents} ({each.dtype})".replace("torch.", "")
+            except (NotImplementedError, RuntimeError):
+                continue
+    counts, sizes = Counter(found.values()), Counter[str]()
+    for address, shape in found.items():
+        sizes[shape] += made[address].num_bytes
+    parts = [
+        f"{counts[shape]} of {shape}" if counts[shape] > 1 else f"one of {shape}"
+        for shape, _ in sizes.most_common(_SHOWN)
+    ]
+    if len(sizes) > _SHOWN:
+        parts.append(
+            f"{sum(counts.values()) - sum(counts[s] for s, _ in sizes.most_common(_SHOWN))} others"
+        )
+    text = f"the program holds tensors of this step ({', '.join(parts)})" if parts else ""
+    rest = sum(holder.num_bytes for address, holder in made.items() if address not in found)
+    if rest:
+        text += " and " if text else ""
+        text += f"{format_bytes(rest, up=True)} are saved for a backward pass"
+    return text
