@@ -15,7 +15,7 @@ from mimose.units import format_bytes
 
 System = Literal["dtr", "delta"]
 Heuristic = Literal["h_DTR", "h_DTR_eq", "h_DTR_local", "lru", "largest", "msps", "random"]
-Trigger = Literal["before", "after", "oom"]
+Trigger = Literal["threshold", "after", "oom"]
 Actions = Literal["recompute", "swap", "both"]
 Filter = Literal["base", "lru", "greedy"]
 
@@ -35,8 +35,8 @@ class Eviction:
         heuristic: What DTR evicts first; DELTA has its ``filter`` instead.
         sampling: Look at about ``2 sqrt(n)`` of ``n`` candidates only.
         ignore_small: Leave storages of less than 1 % of the mean size alone.
-        trigger: When to evict: ``before`` an operator whose output would not fit, ``after`` one
-            that went over the budget, or once an allocation has failed (``oom``).
+        trigger: When to evict: before an operator whose output would not fit (``threshold``),
+            ``after`` one that went over the budget, or once an allocation has failed (``oom``).
         reserve_bytes: The policy's own budget is the budget less this, which is left for
             fragmentation and for what the policy does not see.
         synchronous: Wait for the device after each operator, to time it, as the original does.
@@ -54,7 +54,7 @@ class Eviction:
     heuristic: Heuristic = "h_DTR_eq"
     sampling: bool = True
     ignore_small: bool = True
-    trigger: Trigger = "before"
+    trigger: Trigger = "threshold"
     reserve_bytes: int = 0
     synchronous: bool = True
     thrash_limit: float | None = 10.0
@@ -190,7 +190,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "filter": FILTERS,
 }
 
-_TRIGGER_WORDS = {"before": "before", "after": "after", "oom": "on out of memory"}
+_TRIGGER_WORDS = {"threshold": "threshold", "after": "after", "oom": "on out of memory"}
 
 
 def _no_choice(name: str, value: object) -> str:

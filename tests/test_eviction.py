@@ -36,11 +36,11 @@ def test_where_blocks_are_planned_an_eviction_is_no_plan():
 
 def test_text_is_one_line_that_tells_them_apart():
     texts = [str(eviction) for eviction in EVICTIONS]
-    assert texts[0] == "evict h_DTR_eq, sampling, ignoring small, before, synchronous"
+    assert texts[0] == "evict h_DTR_eq, sampling, ignoring small, threshold, synchronous"
     assert texts[1] == "evict lru, ignoring small, on out of memory, synchronous"
-    assert texts[2] == "evict h_DTR_eq, sampling, before, reserve 1.50 GiB"
+    assert texts[2] == "evict h_DTR_eq, sampling, threshold, reserve 1.50 GiB"
     assert texts[3] == (
-        "evict by filter greedy, recompute or swap, prefetch, sampling, ignoring small, before"
+        "evict by filter greedy, recompute or swap, prefetch, sampling, ignoring small, threshold"
     )
 
 

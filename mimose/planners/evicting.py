@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from mimose.eviction import Eviction
+from mimose.eviction import TRIGGERS, Eviction
 from mimose.planners.constant import Constant
 from mimose.planners.options import number, one_of, share_or_bytes, switch
-from mimose.records import Decision, Situation, Size
+from mimose.records import Decision, ModelInfo, Situation, Size
 from mimose.units import format_bytes
-
-_TRIGGERS = {"threshold": "before", "before": "before", "after": "after", "oom": "oom"}
-
 
 class Evicting(Constant):
     """Decides on one :class:`mimose.eviction.Eviction` for every size.
@@ -28,22 +25,25 @@ class Evicting(Constant):
         self._policy = policy
         self._reserve = share_or_bytes("reserve", reserve)
 
-    def plan(self, size: Size, situation: Situation) -> Decision:
-        """Return the policy; without a budget it evicts nothing.
+    def bind(self, info: ModelInfo) -> None:
+        """Take note of the model and its budget.
 
         Raises:
             ValueError: If the reserve leaves nothing of the budget.
         """
-        budget = self.info.budget_bytes
-        if budget is None:
-            return Decision(self._policy)
-        reserve = self._reserve(budget)
-        if reserve >= budget:
+        budget = info.budget_bytes
+        reserve = 0 if budget is None else self._reserve(budget)
+        if budget is not None and reserve >= budget:
             raise ValueError(
                 f"a reserve of {format_bytes(reserve)} leaves nothing of a budget of "
                 f"{format_bytes(budget)}: give a smaller reserve or a larger budget"
             )
-        return Decision(replace(self._policy, reserve_bytes=reserve))
+        super().bind(info)
+        self._policy = replace(self._policy, reserve_bytes=reserve)
+
+    def plan(self, size: Size, situation: Situation) -> Decision:
+        """Return the policy; without a budget it evicts nothing."""
+        return Decision(self._policy)
 
 
 def policy(
@@ -70,7 +70,7 @@ def policy(
         system=system,  # type: ignore[arg-type]  # it checks these values itself
         sampling=switch("sampling", sampling),
         ignore_small=switch("ignore_small", ignore_small),
-        trigger=_TRIGGERS[one_of("trigger", trigger, tuple(_TRIGGERS))],  # type: ignore[arg-type]
+        trigger=one_of("trigger", trigger, TRIGGERS),  # type: ignore[arg-type]
         synchronous=switch("synchronous", synchronous),
         thrash_limit=limit,
         **own,  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol
 from mimose.runtime.eviction.graph import Operator, Storage, Tensor
 from mimose.runtime.eviction.pool import Pool
 
-Trigger = Literal["before", "after", "oom"]
+Trigger = Literal["threshold", "after", "oom"]
 """When storages are evicted: before an operator for its outputs, after it, or when asked to."""
 
 Output = tuple[int, Tensor | None]
@@ -206,7 +206,7 @@ class Engine:
         backend: Makes, frees and moves data.
         policy: Chooses.
         budget: Bytes that ``backend.usage()`` is not to exceed; None for no limit.
-        trigger: ``before``: room for an operator's outputs is made before it runs. ``after``: the
+        trigger: ``threshold``: room for an operator's outputs is made before it runs. ``after``: the
             prototype's way, storages are evicted after an operator while the budget is exceeded,
             its arguments and outputs excepted. ``oom``: only when :meth:`evict_one` is called.
         eager: Drop a storage when its last outside reference goes. It can still be computed again.
@@ -226,7 +226,7 @@ class Engine:
         policy: Policy,
         budget: int | None,
         *,
-        trigger: Trigger = "before",
+        trigger: Trigger = "threshold",
         eager: bool = True,
         ignore_small: bool = False,
         thrash_limit: float | None = None,
@@ -249,7 +249,7 @@ class Engine:
         self._num_tensors = 0
         self._bytes_made = 0
         self._leaving: deque[Tensor] = deque()
-        self._before = self._trigger == "before" and self.budget is not None
+        self._before = self._trigger == "threshold" and self.budget is not None
         self._after = self._trigger == "after" and self.budget is not None
         self._thrash_limit = self._most_times
         self.policy.begin(self.stats)
@@ -333,7 +333,7 @@ class Engine:
     def make_room(self, size: int) -> None:
         """Evict storages until ``size`` more bytes are within the budget.
 
-        Does nothing unless the trigger is ``before``.
+        Does nothing unless the trigger is ``threshold``.
 
         Raises:
             NoRoom: If nothing is left to evict.

@@ -124,7 +124,7 @@ class EvictionRuntime:
                 prefetch=settings.prefetch,
             )
         self._limited = budget_bytes is not None
-        self._measures = self._limited and settings.trigger == "before"
+        self._measures = self._limited and settings.trigger == "threshold"
         # DELTA goes on releasing storages, too, where no free piece of memory is large enough.
         insists = settings.trigger == "oom" or settings.system == "delta"
         self._insists = self._backend.insists = insists

@@ -546,9 +546,9 @@ def invariants(machine, engine):
     sampling=st.booleans(),
     eager=st.booleans(),
     ignore_small=st.booleans(),
-    trigger=st.sampled_from(["before", "before", "after"]),
+    trigger=st.sampled_from(["threshold", "threshold", "after"]),
 )
-@example(3, 0.5, "h_DTR", False, True, False, "before")
+@example(3, 0.5, "h_DTR", False, True, False, "threshold")
 def test_no_value_changes_and_the_budget_is_kept(
     seed, share, heuristic, sampling, eager, ignore_small, trigger
 ):
@@ -565,7 +565,7 @@ def test_no_value_changes_and_the_budget_is_kept(
 
     def check():
         invariants(machine, engine)
-        if trigger == "before":
+        if trigger == "threshold":
             assert machine.peak <= budget
         else:
             assert machine.used <= budget or not engine.stats.num_operators
@@ -578,7 +578,7 @@ def test_no_value_changes_and_the_budget_is_kept(
         assert found == expected
         return
     assert failure.usage + failure.need > failure.budget == budget
-    if trigger == "before":
+    if trigger == "threshold":
         others = failure.pinned_bytes + failure.locked_bytes + failure.small_bytes
         assert others == failure.usage
 

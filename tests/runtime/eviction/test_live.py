@@ -198,7 +198,7 @@ class TestFailedAllocations:
     def test_who_does_not_insist_is_out_of_memory(self, train, many, without):
         limit = int(0.6 * without.reserved)
         with pytest.raises(torch.OutOfMemoryError):
-            train(mlp, many, exact(trigger="before"), 10 * limit, enforced=limit)
+            train(mlp, many, exact(trigger="threshold"), 10 * limit, enforced=limit)
 
     def test_nothing_left_to_evict_is_out_of_memory(self, train, many):
         limit = 2 << 20  # Less than the batch, an output, and both gradients.
