@@ -79,7 +79,8 @@ def attach(
     Args:
         model: The model, already where it will train.
         budget: Bound on the bytes that the device's caching allocator reserves: an ``int``, text
-            such as ``"6GB"`` (GB and GiB both mean 2**30 bytes), or None for no bound.
+            such as ``"6GB"`` (GB and GiB both mean 2**30 bytes), or None or ``"none"`` for no
+            bound.
         planner: A planner's name (``mimose.PLANNERS`` lists them), ``package.module:Class``, or
             a planner.
         blocks: Patterns of the names of the modules to treat as blocks; by default they are found.
@@ -94,12 +95,13 @@ def attach(
         The handle; ``handle.detach()`` gives the model back as it was.
 
     Raises:
-        ValueError: If the model is attached already or has no blocks, or if the budget is not one
-            or is less than the parameters take.
+        ValueError: If the model is attached already or has no blocks and the planner needs some, or
+            if the budget is not one or is less than the parameters take.
     """
     if model in _attached:
         raise ValueError("this model is attached already: call detach() on its handle first")
-    budget_bytes = None if budget is None else parse_bytes(budget)
+    unlimited = budget is None or str(budget).strip().lower() == "none"
+    budget_bytes = None if unlimited else parse_bytes(budget)  # type: ignore[arg-type]
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"mimose.attach takes a torch.nn.Module, not {type(model).__name__}")
     chosen = make_planner(planner, **options) if isinstance(planner, str) else planner
@@ -107,7 +109,7 @@ def attach(
         raise ValueError(
             f"planner is a name or a planner, not {planner!r}: mimose.PLANNERS lists the names"
         )
-    found = find_blocks(model, blocks)
+    found = find_blocks(model, blocks, required=getattr(chosen, "needs_blocks", True))
     parameters = storage_bytes([*model.parameters(), *model.buffers()])
     if budget_bytes is not None and parameters > budget_bytes:
         raise ValueError(
@@ -684,6 +686,10 @@ class Handle:
 
     def _on_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         size = self._size(args, kwargs)
+        if isinstance(size, tuple) and 0 in size:
+            # Without data there are no activations: the pass runs as it is, in no step.
+            self.end()
+            return
         _check_size(size, "size= returned")
         self.begin(size)
 

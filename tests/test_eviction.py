@@ -59,7 +59,7 @@ def test_its_own_budget_is_less_by_the_reserve():
     [
         ({"system": "dtx"}, "system of an eviction is dtr or delta, not 'dtx'"),
         ({"heuristic": "h"}, "heuristic of an eviction is h_DTR, .* or random, not 'h'"),
-        ({"trigger": "later"}, "trigger of an eviction is before, after or oom"),
+        ({"trigger": "later"}, "trigger of an eviction is threshold, after or oom"),
         ({"sampling": "on"}, "sampling of an eviction is true or false"),
         ({"reserve_bytes": -1}, "reserve_bytes of an eviction is a whole number, 0 or more"),
         ({"reserve_bytes": 0.5}, "reserve_bytes of an eviction is a whole number"),

@@ -19,6 +19,9 @@ class Planner(Protocol):
         name: The name on the command line.
         rescued: Whether a step that ran out of memory is undone and run again with every block
             recomputed. False for the baseline: its out-of-memory is the result.
+
+    A planner with an attribute ``needs_blocks`` that is False is taken for models without blocks,
+    too.
     """
 
     name: ClassVar[str]

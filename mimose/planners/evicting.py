@@ -11,14 +11,16 @@ from mimose.planners.options import number, one_of, share_or_bytes, switch
 from mimose.records import Decision, ModelInfo, Situation, Size
 from mimose.units import format_bytes
 
+
 class Evicting(Constant):
     """Decides on one :class:`mimose.eviction.Eviction` for every size.
 
     A step of theirs that runs out of memory is not repeated with blocks recomputed: like the
-    baseline's, that is the result.
+    baseline's, that is the result. They do without blocks.
     """
 
     rescued: ClassVar[bool] = False
+    needs_blocks: ClassVar[bool] = False
 
     def __init__(self, policy: Eviction, reserve: int | float | str) -> None:
         super().__init__()

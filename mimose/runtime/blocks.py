@@ -37,24 +37,27 @@ class BlockModule:
     module: nn.Module
 
 
-def find_blocks(model: nn.Module, blocks: Sequence[str] | None = None) -> list[BlockModule]:
+def find_blocks(
+    model: nn.Module, blocks: Sequence[str] | None = None, *, required: bool = True
+) -> list[BlockModule]:
     """Return the modules of ``model`` whose calls are its blocks, in order of registration.
 
     Args:
         model: The model.
         blocks: Names of the block modules, as in ``model.named_modules()``; ``*`` stands for any
             part between two dots, ``**`` for any number of parts. By default they are found.
+        required: Whether there have to be any.
 
     Raises:
-        ValueError: If there are no blocks, a name matches nothing, blocks lie within one another,
-            or the model's own gradient checkpointing is on.
+        ValueError: If there are no blocks although some are required, a name matches nothing,
+            blocks lie within one another, or the model's own gradient checkpointing is on.
     """
     _refuse_own_checkpointing(model)
     if blocks is not None:
         found = _named(model, blocks)
     else:
         found = _flagged(model) or list(_structural(model, ""))
-    if not found:
+    if not found and required:
         raise ValueError(
             f"no blocks were found in {type(model).__name__}: name the modules to recompute, "
             "for example blocks=['encoder.layers.*']"

@@ -172,4 +172,5 @@ class Evictions:
 def _live(device: Device, settings: Eviction, budget_bytes: int | None) -> Runtime:
     from mimose.runtime.eviction.live import EvictionRuntime
 
-    return EvictionRuntime(device, settings, budget_bytes)
+    with torch._C._DisableFuncTorch():  # Its own tensors are no part of a user's transform.
+        return EvictionRuntime(device, settings, budget_bytes)

@@ -81,7 +81,7 @@ def test_only_what_is_swapped_can_be_fetched_ahead():
     [
         ("dtr", "heuristic", "oldest", "heuristic must be h_DTR, .* or random, not 'oldest'"),
         ("dtr", "sampling", "yes", "sampling must be on or off, not 'yes'"),
-        ("dtr", "trigger", "never", "trigger must be threshold, before, after or oom"),
+        ("dtr", "trigger", "never", "trigger must be threshold, after or oom"),
         ("dtr", "reserve", "much", "reserve must be 0, .* or a share of the budget such as 25%"),
         ("dtr", "reserve", "100%", "reserve must be a share from 0% to below 100%"),
         ("dtr", "reserve", "x%", "reserve must be a share from 0% to below 100%"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import mimose
 import mimose.runtime.evicting
 from mimose.devices import open_device
 from mimose.eviction import Eviction, EvictionFigures
@@ -38,12 +39,12 @@ class Notes:
         self.active = True
         self.calls.append("start")
 
-    def stop(self):
+    def stop(self, *, regardless=False):
         assert self.active
-        if self.fails is not None:
+        if self.fails is not None and not regardless:
             raise self.fails
         self.active = False
-        self.calls.append("stop")
+        self.calls.append("stop regardless" if regardless else "stop")
         return EvictionFigures(num_evictions=len(self.calls), recompute_seconds=0.25)
 
     def abandon(self):
@@ -146,7 +147,7 @@ def test_detaching_ends_it(trained, notes):
     model, handle, _ = trained
     loss = model(batch())
     handle.detach()
-    assert notes[0].calls == ["start", "stop"]
+    assert notes[0].calls == ["start", "stop regardless"]
     loss.backward()
     assert all(p.grad is not None for p in model.parameters())
 
@@ -226,10 +227,62 @@ def test_an_operator_that_does_not_fit_is_named():
 def test_what_cannot_be_restored_ends_the_step(trained, notes):
     model, handle, _ = trained
     model(batch())
-    notes[0].fails = torch.OutOfMemoryError("it does not fit")
-    with pytest.raises(torch.OutOfMemoryError, match="it does not fit"):
+    notes[0].fails = mimose.Thrashing(9.0, 1.0, 3.0)
+    with pytest.raises(mimose.Thrashing):
         handle.end()
     assert notes[0].calls == ["start", "abandon"]
+
+
+class TestWhatDoesNotFitAtAStepsEnd:
+    @pytest.fixture
+    def stuck(self, trained, notes):
+        model, handle, optimizer = trained
+        model(batch()).backward()
+        notes[0].fails = torch.OutOfMemoryError("it does not fit")
+        with pytest.raises(torch.OutOfMemoryError, match="it does not fit"):
+            optimizer.step()
+        assert notes[0].calls == ["start"]  # Nothing is lost.
+        return model, handle, optimizer
+
+    def test_detaching_brings_it_back(self, stuck, notes):
+        stuck[1].detach()
+        assert notes[0].calls == ["start", "stop regardless"]
+
+    def test_the_optimizer_may_be_called_again(self, stuck, notes):
+        _, handle, optimizer = stuck
+        notes[0].fails = None
+        optimizer.step()
+        assert notes[0].calls == ["start", "stop"]
+        assert handle.last_record.outcome == "ok"
+
+    def test_the_next_forward_pass_gives_it_up(self, stuck, notes):
+        model, handle, _ = stuck
+        model(batch())
+        assert notes[0].calls == ["start", "abandon", "start"]
+        assert handle.last_record.outcome == "oom"
+
+
+def test_a_reserve_of_the_whole_budget_is_refused_before_the_first_step():
+    with pytest.raises(ValueError, match=r"a reserve of 8\.00 MiB leaves nothing of a budget"):
+        attach(Net(), "8MB", "dtr", reserve="8MB")
+    attach(Net(), "8MB", "full").detach()  # Nothing of the first is left behind.
+
+
+@pytest.mark.parametrize("name", ["dtr", "delta"])
+def test_models_without_blocks_and_batches_without_samples(name):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    with attach(model, "none", name) as handle:
+        assert handle.budget_bytes is None
+        assert handle.block_names == ()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for samples in (4, 0, 2):
+            model(torch.ones(samples, 8)).sum().backward()
+            optimizer.step()
+            if samples:  # An empty batch is no step.
+                assert handle.last_record.size == (samples, 8)
+        assert handle.last_record.size == (2, 8)
+    with pytest.raises(ValueError, match="no blocks were found"):
+        attach(model, None, "full")
 
 
 def test_another_policy_gets_another_runtime(trained, notes):

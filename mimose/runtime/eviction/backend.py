@@ -275,6 +275,11 @@ def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 @contextlib.contextmanager
 def as_in_dispatch() -> Iterator[None]:
-    """What runs inside is neither recorded by autograd nor cast by autocast."""
-    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+    """What runs inside is neither recorded by autograd nor cast by autocast, nor transformed."""
+    with (
+        torch.no_grad(),
+        torch._C._AutoDispatchBelowAutograd(),
+        torch._C._DisableAutocast(),
+        torch._C._DisableFuncTorch(),
+    ):
         yield

@@ -206,9 +206,10 @@ class Engine:
         backend: Makes, frees and moves data.
         policy: Chooses.
         budget: Bytes that ``backend.usage()`` is not to exceed; None for no limit.
-        trigger: ``threshold``: room for an operator's outputs is made before it runs. ``after``: the
-            prototype's way, storages are evicted after an operator while the budget is exceeded,
-            its arguments and outputs excepted. ``oom``: only when :meth:`evict_one` is called.
+        trigger: ``threshold``: room for an operator's outputs is made before it runs. ``after``:
+            the prototype's way, storages are evicted after an operator while the budget is
+            exceeded, its arguments and outputs excepted. ``oom``: only when :meth:`evict_one` is
+            called.
         eager: Drop a storage when its last outside reference goes. It can still be computed again.
         ignore_small: Storages under 1 % of the mean size of those made so far are no candidates.
         thrash_limit: Times that the step's own operators' cost may grow to by computing again.

@@ -38,14 +38,10 @@ def describe(known: Mapping[int, Holder], gradients: Collection[int]) -> str:
     counts, sizes = Counter(found.values()), Counter[str]()
     for address, shape in found.items():
         sizes[shape] += made[address].num_bytes
-    parts = [
-        f"{counts[shape]} of {shape}" if counts[shape] > 1 else f"one of {shape}"
-        for shape, _ in sizes.most_common(_SHOWN)
-    ]
+    shown = [shape for shape, _ in sizes.most_common(_SHOWN)]
+    parts = [f"{counts[shape]} of {shape}" for shape in shown]
     if len(sizes) > _SHOWN:
-        parts.append(
-            f"{sum(counts.values()) - sum(counts[s] for s, _ in sizes.most_common(_SHOWN))} others"
-        )
+        parts.append(f"{len(found) - sum(counts[shape] for shape in shown)} others")
     text = f"the program holds tensors of this step ({', '.join(parts)})" if parts else ""
     rest = sum(holder.num_bytes for address, holder in made.items() if address not in found)
     if rest:

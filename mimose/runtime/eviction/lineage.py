@@ -11,8 +11,20 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-"""The types of plain tensors."""
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+"""The types of plain tensors, as far as they are known; see :func:`is_plain`."""
+
+
+def is_plain(kind: type) -> bool:
+    """Return whether tensors of a type are plain: subclasses are that leave operators alone."""
+    if kind in PLAIN:
+        return True
+    if not issubclass(kind, torch.Tensor) or hasattr(kind, "__tensor_flatten__"):
+        return False
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return False
+    PLAIN.add(kind)
+    return True
 
 
 _HOLDING = (torch.Tensor, list, tuple, dict)

@@ -38,7 +38,7 @@ from mimose.runtime.eviction.graph import Storage, Tensor
 from mimose.runtime.eviction.held import describe
 from mimose.runtime.eviction.heuristics import HEURISTICS
 from mimose.runtime.eviction.known import Holder, KnownStorages
-from mimose.runtime.eviction.lineage import PLAIN, Place, Recipe, Traits, tensors_returned
+from mimose.runtime.eviction.lineage import PLAIN, Place, Recipe, Traits, is_plain, tensors_returned
 from mimose.runtime.eviction.modes import OperatorMode
 from mimose.runtime.eviction.pointers import Reach, storage_of
 from mimose.runtime.eviction.settings import Settings
@@ -429,8 +429,8 @@ class EvictionRuntime:
                 described.append(value)
             elif kind in PLAIN:
                 try:
-                    storage = storage_of(value)
-                except NotImplementedError:  # Sparse, for one.
+                    storage, shape = storage_of(value), value.shape
+                except (NotImplementedError, RuntimeError):  # Sparse, or nested.
                     raise _Unseen from None
                 dtype = value.dtype
                 if value.is_neg() or (dtype.is_complex and value.is_conj()):
@@ -443,14 +443,14 @@ class EvictionRuntime:
                     holder.place = len(holders)
                     holders.append(holder)
                 described.append(
-                    Place(
-                        (holder.place, dtype, value.shape, value.stride(), value.storage_offset())
-                    )
+                    Place((holder.place, dtype, shape, value.stride(), value.storage_offset()))
                 )
             elif kind is list or kind is tuple:
                 described.append(self._described(value, holders))
             elif isinstance(value, _UNSEEN):
-                raise _Unseen
+                if not is_plain(kind):
+                    raise _Unseen
+                described += self._described((value,), holders)
             else:
                 described.append(value)
         return tuple(described)
@@ -513,7 +513,7 @@ class EvictionRuntime:
             if need is None:
                 need = self._make_room_for_unknown(traits, func, args, kwargs) if measures else 0
             elif need:
-                engine.make_room(need)
+                self._make_room(need)
             if self._charges:
                 self._charge()
             if self._copies is not None:
@@ -607,13 +607,13 @@ class EvictionRuntime:
         """Make room for a call that is not known, and return what it is taken to need."""
         need = self._needs.work_out(traits, func, args, kwargs)
         try:
-            self._engine.make_room(need)
+            self._make_room(need)
         except NoRoom:
             # A guess that may be too high is no reason to give up: its outputs are no guess.
             least = self._needs.outputs(func, args, kwargs)
             if least >= need:
                 raise
-            self._engine.make_room(least)
+            self._make_room(least)
         return need
 
     def _await_copies(self, read: list[Tensor], written: list[Tensor]) -> None:
@@ -624,6 +624,14 @@ class EvictionRuntime:
             copies.await_arrival([tensor.storage for tensor in read])
         if copies.outgoing and written:
             copies.await_departure([tensor.storage for tensor in written])
+
+    def _make_room(self, num_bytes: int) -> None:
+        while True:
+            try:
+                self._engine.make_room(num_bytes)
+                return
+            except Vanished:  # The garbage collector, in the midst of it.
+                self._bury()
 
     def _request(self, parents: list[Tensor]) -> None:
         while True:
@@ -704,7 +712,7 @@ class EvictionRuntime:
     def _preserve(self, holder: Holder) -> None:
         """Keep a copy of a constant that is going to be changed, for what was made from it."""
         engine = self._engine
-        engine.make_room(rounded(holder.num_bytes))
+        self._make_room(rounded(holder.num_bytes))
         storage = holder.storage()
         assert storage is not None
         kept = Holder(holder.tensor, holder.num_bytes)
@@ -863,7 +871,7 @@ def _selects(traits: Traits, described: Any) -> bool:
 
 def _parts(leaf: Any) -> list[torch.Tensor]:
     """Return the plain tensors that an argument is or consists of."""
-    if type(leaf) in PLAIN:
+    if is_plain(type(leaf)):
         if leaf.layout is not torch.strided:
             return []
         try:
