@@ -75,6 +75,15 @@ std::string text(int64_t bytes) {
   return buffer;
 }
 
+// Says why the largest free block did not serve a request that it is large enough for, if so.
+std::string other_pool(int64_t request, int64_t free) {
+  if (free < request) return "";
+  const bool small = request <= mimose::kSmallRequest;
+  return std::string(", in the ") + (small ? "large" : "small") + " pool: requests of " +
+         (small ? "up to " : "more than ") + text(mimose::kSmallRequest) + " are served from the " +
+         (small ? "small" : "large") + " one";
+}
+
 // Programs (accelerate among them) look for " out of memory." in the text.
 [[noreturn]] void throw_out_of_memory(
     const std::string& title, int64_t request, const Stats& stats, int64_t limit) {
@@ -82,7 +91,7 @@ std::string text(int64_t bytes) {
       OutOfMemoryError, false, title, " out of memory. Tried to allocate ", text(request),
       ". The budget is ", text(limit), ", of which ", text(stats.allocated), " is allocated and ",
       text(stats.reserved), " is reserved; the largest free block is ",
-      text(stats.largest_free_block), ".");
+      text(stats.largest_free_block), other_pool(request, stats.largest_free_block), ".");
 }
 
 Block* claim(const Hook& hook, int64_t request, std::unique_lock<std::mutex>& guard) {

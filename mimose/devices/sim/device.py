@@ -29,6 +29,9 @@ from mimose.units import format_bytes
 
 T = TypeVar("T")
 
+_SMALL_REQUEST = 1 << 20
+"""Bytes up to which a request is served from the pool of small segments."""
+
 
 class SimDevice(ModelledDevice):
     """A simulated GPU. One can be open in a process at a time.
@@ -278,9 +281,17 @@ class SimDevice(ModelledDevice):
 
     def _out_of_memory(self, request: int) -> torch.OutOfMemoryError:
         figures = self.stats()
+        why = ""
+        if figures.largest_free_block >= request:
+            small = request <= _SMALL_REQUEST
+            why = (
+                f", in the {'large' if small else 'small'} pool: requests of "
+                f"{'up to' if small else 'more than'} {format_bytes(_SMALL_REQUEST)} are served "
+                f"from the {'small' if small else 'large'} one"
+            )
         return torch.OutOfMemoryError(
             f"Simulated {self.gpu.name} out of memory. Tried to allocate {format_bytes(request)}, "
             f"with {format_bytes(figures.allocated)} allocated and "
             f"{format_bytes(figures.reserved)} reserved; the largest free block is "
-            f"{format_bytes(figures.largest_free_block)}."
+            f"{format_bytes(figures.largest_free_block)}{why}."
         )

@@ -34,6 +34,7 @@ class Knowledge:
         unmeasurable: Sizes for which measuring, which keeps a block's activations for a moment, did
             not fit.
         plans: Cached plans by rounded-up size.
+        earlier: Those that were made with fits to fewer samples, and not asked for since.
         whole_model: The authors' whole-model samples.
     """
 
@@ -44,6 +45,7 @@ class Knowledge:
         self.attempts = 0
         self.unmeasurable: set[Size] = set()
         self.plans: dict[Size, Entry] = {}
+        self.earlier: dict[Size, Entry] = {}
         self.whole_model = WholeModel()
         self._store = SampleStore()
         self._optimizer_peak = 0
@@ -79,7 +81,7 @@ class Knowledge:
         self.iterations += 1
         sample = Sample(record.size, record.situation.grads_resident, levels, seconds, storages)
         if self._store.add(sample):
-            self.forget_fits()
+            self._fit_anew()
         return levels.size + seconds.size
 
     def _learn_optimizer(self, record: StepRecord, info: ModelInfo) -> None:
@@ -92,12 +94,19 @@ class Knowledge:
             self._first_optimizer_peak = max(peak, self._first_optimizer_peak or 0)
         elif peak > self._optimizer_peak:
             self._optimizer_peak = peak
-            self.forget_fits()
+            self._fit_anew()
+
+    def _fit_anew(self) -> None:
+        """Drop the fits; the plans made with them are to be judged by the next ones."""
+        self._estimators.clear()
+        self.earlier.update(self.plans)
+        self.plans.clear()
 
     def forget_fits(self) -> None:
         """Drop what was derived from the samples."""
         self._estimators.clear()
         self.plans.clear()
+        self.earlier.clear()
 
     def estimator(self, grads_resident: bool, info: ModelInfo) -> Estimator:
         """Return the estimator for steps that begin in this gradient state."""

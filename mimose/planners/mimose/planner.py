@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from mimose.costs import Profile, predict_peak
 from mimose.plan import Plan
 from mimose.planners.bound import Bound, recomputable, recompute_all
-from mimose.planners.mimose import authors
+from mimose.planners.mimose import authors, entries
 from mimose.planners.mimose.cache import Entry, least_of, round_up
 from mimose.planners.mimose.drift import Drift
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.reserve import Need, Reserve
-from mimose.planners.mimose.scheduler import check_feasible, schedule
-from mimose.planners.mimose.storages import Packed, Packing
+from mimose.planners.mimose.scheduler import check_feasible
+from mimose.planners.mimose.storages import Packed
 from mimose.planners.options import byte_count, whole_number
 from mimose.records import (
     NO_AUTOCAST,
@@ -37,10 +36,6 @@ MOST_SHELTERED = 30
 _AUTHORS_MARGIN_SHARE = 0.1
 # The CUDA caching allocator's segments for requests of 1 to 10 MiB.
 _SEGMENT_BYTES = 20 << 20
-# Plans are made for a little more than what is resident now, so that the next batch's few more
-# bytes do not call for a new one; and are made anew once they are this much too careful.
-_RESIDENT_SHARE = 512
-_CAREFUL_SHARE = 20
 # A quadratic is trusted to refuse a step up to this many times beyond what it was fitted to.
 _REACH = 2
 # A figure a step: its peak, for margin and drift.
@@ -269,7 +264,7 @@ class Mimose(Bound):
         profile = estimator.predict(estimator.clip(size))
         predicted = time.perf_counter()
         plan = recompute_all(info)
-        step_bytes = self._step_bytes(profile, plan, situation)
+        step_bytes = entries.step_bytes_of(profile, plan, situation, info)
         # The collector runs each block's forward once with its activations kept.
         step_bytes = max(step_bytes, max(map(sum, zip(profile.level, profile.kept_peak))))
         resident = situation.resident_bytes
@@ -304,13 +299,9 @@ class Mimose(Bound):
         entry = known.plans.get(key)
         predicted = None
         work = _LOOKUP
-        hit = entry is not None and entry.holds(
-            situation,
-            reserve.margin_bytes,
-            self._drift.inflation,
-            reserve.budget_bytes,
-            reserve.budget_bytes // _CAREFUL_SHARE,
-        )
+        earlier = known.earlier.pop(key, None) if entry is None else None
+        terms = self._terms(reserve)
+        hit = entry is not None and terms.hold(entry, situation)
         below = size[1:] != estimator.clip(size)[1:]
         if entry is None or not hit:
             low = least_of(key, self._cache_step)
@@ -319,7 +310,15 @@ class Mimose(Bound):
                 profiles.append(estimator.predict(key))
             predicted = time.perf_counter()
             packing = estimator.packing(key)
-            entry, candidates = self._make_entry(key, profiles, packing, situation, reserve)
+            entry = None
+            candidates = 0
+            if earlier is not None:
+                entry = entries.judge(earlier, profiles, packing, situation, terms)
+                candidates = len(profiles) * profiles[0].num_blocks
+            hit = entry is not None
+            if entry is None:
+                entry, weighed = entries.make(key, profiles, packing, situation, terms)
+                candidates += weighed
             known.plans[key] = entry
             estimates = len(profiles) * profiles[0].num_blocks
             work = Work(lookups=1, estimates=estimates, candidates=candidates)
@@ -342,62 +341,6 @@ class Mimose(Bound):
             predicted_peak_bytes=resident + step_bytes,
         )
         return self._decide(decision, size, need, situation, reserve, started, predicted, work)
-
-    def _make_entry(
-        self,
-        key: Size,
-        profiles: Sequence[Profile],
-        packing: Packing | None,
-        situation: Situation,
-        reserve: Reserve,
-    ) -> tuple[Entry, int]:
-        """Plan for the rounded-up size, and predict both ends of what rounds up to it.
-
-        Args:
-            key: The rounded-up size.
-            profiles: Of the size to plan for, of the smallest one that rounds up to ``key`` and,
-                where it is not the one to plan for, of ``key`` itself.
-            packing: What is lost between tensors at the size to plan for.
-            situation: The state at the start of the step.
-            reserve: What the budget and the margin are.
-
-        Returns:
-            The entry, and how many blocks were weighed for it.
-        """
-        budget, margin = reserve.budget_bytes, reserve.margin_bytes
-        resident = situation.resident_bytes
-        unit = budget // _RESIDENT_SHARE + 1
-        roomy = replace(situation, resident_bytes=-(-resident // unit) * unit)
-        # Inflation raises the step's bytes; the scheduler's bound is lowered to match.
-        inflation = self._drift.inflation
-        allowed = roomy.resident_bytes + int(
-            (budget - margin - roomy.resident_bytes) / (1.0 + inflation)
-        )
-        plan, peak, packed, candidates = schedule(
-            profiles[0], self.info, roomy, allowed, self._candidates, packing
-        )
-        candidates += (len(profiles) - 1) * profiles[0].num_blocks
-        step_bytes = peak.bytes - roomy.resident_bytes
-        entry = Entry(
-            plan=plan,
-            size=key,
-            resident_bytes=roomy.resident_bytes,
-            grads_resident=situation.grads_resident,
-            optimizer_ready=situation.optimizer_ready,
-            needed_bytes=roomy.resident_bytes
-            + self._inflated(step_bytes)
-            + packed.waste_bytes
-            + margin,
-            step_bytes=step_bytes,
-            packed=packed,
-            ends=(
-                self._step_bytes(profiles[1], plan, situation),
-                step_bytes
-                if len(profiles) == 2
-                else self._step_bytes(profiles[2], plan, situation),
-            ),
-        )
-        return entry, candidates
 
     def _authors(
         self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
@@ -499,9 +442,14 @@ class Mimose(Bound):
         margin = max(reserve.margin_bytes, larger.margin_bytes)
         check_feasible(size, peak, packed.waste_bytes + margin, reserve.budget_bytes)
 
-    def _step_bytes(self, profile: Profile, plan: Plan, situation: Situation) -> int:
-        peak = predict_peak(profile, plan, self.info, situation)
-        return peak.bytes - situation.resident_bytes
+    def _terms(self, reserve: Reserve) -> entries.Terms:
+        return entries.Terms(
+            self.info,
+            self._candidates,
+            reserve.budget_bytes,
+            reserve.margin_bytes,
+            self._drift.inflation,
+        )
 
     def _inflated(self, step_bytes: int) -> int:
         return int(step_bytes * (1.0 + self._drift.inflation))

@@ -200,9 +200,9 @@ class EvictionRuntime:
             try:
                 self._restore()
             except (NoRoom, torch.OutOfMemoryError) as error:
-                self._mode.passive = False
                 if isinstance(error, NoRoom):
                     error.kept = describe(self._known, self._gradients())
+                self._mode.passive = False
                 raise
             if self._swapper is not None:
                 self._swapper.end()
@@ -365,19 +365,18 @@ class EvictionRuntime:
         mode = self._mode
         if mode.passive or mode not in _get_current_dispatch_mode_stack():
             return  # Within an operator, or in another thread.
-        try:
-            storage = storage_of(tensor)
-        except NotImplementedError:
-            return
-        holder = self._known.get(storage._cdata)
-        if holder is None:
-            if reach < Reach.SHARED:
-                return
-            holder = self._adopt(tensor, storage)
         mode.passive = True
         try:
+            storage = storage_of(tensor)
+            holder = self._known.get(storage._cdata)
+            if holder is None:
+                if reach < Reach.SHARED:
+                    return
+                holder = self._adopt(tensor, storage)
             with as_in_dispatch():
                 self._lay_open(holder, reach)
+        except NotImplementedError:
+            return  # It has no storage.
         except _GIVING_UP as error:
             self._fail(error, None)
             raise
@@ -679,7 +678,7 @@ class EvictionRuntime:
             return fresh, None, sources
         for position, tensor in enumerate(tensors_returned(output)):
             try:
-                if type(tensor) not in PLAIN:
+                if type(tensor) not in PLAIN or tensor.is_nested:
                     raise NotImplementedError
                 storage = storage_of(tensor)
             except NotImplementedError:

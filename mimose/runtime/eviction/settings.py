@@ -27,7 +27,7 @@ _EVERYWHERE: tuple[_Setting, ...] = (
     (torch.is_grad_enabled, torch._C._set_grad_enabled),  # An LSTM's kernel asks.
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch._C._get_float32_matmul_precision, torch._C._set_float32_matmul_precision),
     (torch._C._get_deterministic_algorithms, _set_deterministic),
     (torch.get_num_threads, torch.set_num_threads),
 )

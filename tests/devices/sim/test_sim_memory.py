@@ -239,3 +239,14 @@ def test_a_model_that_reads_values_when_built_is_built_on_the_cpu():
         assert model.linear.weight.is_meta
     finally:
         device.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pool"), [(MIB + 1, 1000, "large"), (1000, MIB + 1, "small")]
+)
+def test_a_free_block_of_the_other_pool_is_said_to_be_one(device, first, second, pool):
+    held = torch.empty(first, dtype=torch.uint8, device="meta")
+    device.enforce(device.reserved_bytes())
+    with pytest.raises(torch.OutOfMemoryError, match=f"in the {pool} pool: requests of"):
+        torch.empty(second, dtype=torch.uint8, device="meta")
+    del held

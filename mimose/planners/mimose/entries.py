@@ -1,0 +1,172 @@
+"""Making a cached plan, and judging one anew after the estimator was fitted to another sample.
+
+A new sample moves predictions a little, most often by less than matters to a plan. So plans made
+with an earlier fit are not thrown away: the next time that one is asked for, the new fit predicts
+what it needs, and it stays if it fits and if a plan made now would not recompute less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mimose.costs import Profile, predict_peak
+from mimose.plan import Plan
+from mimose.planners.mimose.cache import Entry
+from mimose.planners.mimose.scheduler import schedule
+from mimose.planners.mimose.storages import Packed, Packing
+from mimose.records import ModelInfo, Situation, Size
+
+# Plans are made for a little more than what is resident now, so that the next batch's few more
+# bytes do not call for a new one; and are made anew once they are this much too careful.
+_RESIDENT_SHARE = 512
+_CAREFUL_SHARE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a plan has to keep to.
+
+    Attributes:
+        info: The model.
+        candidates: Blocks that may be recomputed.
+        budget_bytes: The budget.
+        margin_bytes: The margin now.
+        inflation: Share by which predictions are raised now.
+    """
+
+    info: ModelInfo
+    candidates: Sequence[int]
+    budget_bytes: int
+    margin_bytes: int
+    inflation: float
+
+    @property
+    def unit_bytes(self) -> int:
+        """To multiples of what resident bytes are rounded up."""
+        return self.budget_bytes // _RESIDENT_SHARE + 1
+
+    def inflated(self, step_bytes: int) -> int:
+        """Return a step's predicted bytes, raised by the inflation."""
+        return int(step_bytes * (1.0 + self.inflation))
+
+    def hold(self, entry: Entry, situation: Situation, slack: int | None = None) -> bool:
+        """Whether an entry is good for a step, see :meth:`Entry.holds`.
+
+        Args:
+            entry: The entry.
+            situation: The state at the start of the step.
+            slack: How much less may be needed now than when the entry was made; 5 % of the budget
+                by default.
+        """
+        if slack is None:
+            slack = self.budget_bytes // _CAREFUL_SHARE
+        return entry.holds(situation, self.margin_bytes, self.inflation, self.budget_bytes, slack)
+
+
+def make(
+    key: Size,
+    profiles: Sequence[Profile],
+    packing: Packing | None,
+    situation: Situation,
+    terms: Terms,
+) -> tuple[Entry, int]:
+    """Plan for the rounded-up size, and predict both ends of what rounds up to it.
+
+    Args:
+        key: The rounded-up size.
+        profiles: Of the size to plan for, of the smallest one that rounds up to ``key`` and,
+            where it is not the one to plan for, of ``key`` itself.
+        packing: What is lost between tensors at the size to plan for.
+        situation: The state at the start of the step.
+        terms: What the plan has to keep to.
+
+    Returns:
+        The entry, and how many blocks were weighed for it.
+    """
+    unit = terms.unit_bytes
+    resident = -(-situation.resident_bytes // unit) * unit
+    roomy = replace(situation, resident_bytes=resident)
+    # Inflation raises the step's bytes; the scheduler's bound is lowered to match.
+    room = terms.budget_bytes - terms.margin_bytes - resident
+    allowed = resident + int(room / (1.0 + terms.inflation))
+    plan, peak, packed, weighed = schedule(
+        profiles[0], terms.info, roomy, allowed, terms.candidates, packing
+    )
+    step_bytes = peak.bytes - resident
+    entry = Entry(
+        plan=plan,
+        size=key,
+        resident_bytes=resident,
+        grads_resident=situation.grads_resident,
+        optimizer_ready=situation.optimizer_ready,
+        needed_bytes=resident
+        + terms.inflated(step_bytes)
+        + packed.waste_bytes
+        + terms.margin_bytes,
+        step_bytes=step_bytes,
+        packed=packed,
+        ends=_ends(step_bytes, profiles, plan, situation, terms.info),
+    )
+    return entry, weighed + (len(profiles) - 1) * profiles[0].num_blocks
+
+
+def judge(
+    earlier: Entry,
+    profiles: Sequence[Profile],
+    packing: Packing | None,
+    situation: Situation,
+    terms: Terms,
+) -> Entry | None:
+    """Return an entry made with an earlier fit as the present one predicts it, if it is still good.
+
+    What it needed when it was made stays on record, so that predictions that fall little by little
+    call for a new plan once they have fallen far enough in all.
+
+    Args:
+        earlier: The entry.
+        profiles: By the present fit, see :func:`make`.
+        packing: By the present fit, likewise.
+        situation: The state at the start of the step.
+        terms: What the plan has to keep to.
+
+    Returns:
+        None if it no longer fits, if it was made for another state, or if one of its blocks
+        need not be recomputed any more.
+    """
+    plan, profile = earlier.plan, profiles[0]
+    step_bytes = step_bytes_of(profile, plan, situation, terms.info)
+    recomputed = sorted(plan.recomputed)
+    entry = replace(
+        earlier,
+        step_bytes=step_bytes,
+        packed=Packed() if packing is None else packing.pack(recomputed),
+        ends=_ends(step_bytes, profiles, plan, situation, terms.info),
+        segments={},
+    )
+    slack = None
+    if recomputed:
+        room = terms.budget_bytes - entry.needed(terms.margin_bytes, terms.inflation)
+        if room >= terms.inflated(min(profile.activation[b] for b in recomputed)):
+            # One block fewer would do. If it would have when the plan was made, the greedy rule
+            # chose otherwise, and would again.
+            slack = terms.unit_bytes
+    return entry if terms.hold(entry, situation, slack) else None
+
+
+def step_bytes_of(profile: Profile, plan: Plan, situation: Situation, info: ModelInfo) -> int:
+    """Return the predicted peak of a step above the resident bytes."""
+    return predict_peak(profile, plan, info, situation).bytes - situation.resident_bytes
+
+
+def _ends(
+    step_bytes: int,
+    profiles: Sequence[Profile],
+    plan: Plan,
+    situation: Situation,
+    info: ModelInfo,
+) -> tuple[int, int]:
+    low = step_bytes_of(profiles[1], plan, situation, info)
+    if len(profiles) == 2:
+        return low, step_bytes
+    return low, step_bytes_of(profiles[2], plan, situation, info)
