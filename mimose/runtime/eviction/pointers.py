@@ -2,7 +2,7 @@
 
 Such methods of :class:`torch.Tensor` run no operator, and so no dispatch mode sees them. While
 somebody watches, they are replaced by ones that tell it first. (A ``TorchFunctionMode`` would see
-them, too, but also every other call: 2.5 us more for each operator of a BERT on a CPU.)
+them, too, but every other call as well, which costs each of them.)
 """
 
 from __future__ import annotations
