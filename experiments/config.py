@@ -31,8 +31,8 @@ class RunConfig:
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``sim:NAME``."""
     allocator: str | None = None
-    """``native`` or ``expandable`` segments, on cpu and sim; None is ``native``, and what PyTorch is
-    set to on cuda."""
+    """``native`` or ``expandable`` segments, on cpu and sim; None is ``native``, and on cuda what
+    PyTorch is set to."""
     scale: str = "full"
     """``full``, ``small`` or ``tiny``."""
     lengths: str = "sampled"
