@@ -271,10 +271,12 @@ def judge(
         ),
         notes=(
             "Search and maintenance on a simulated device are counted work at a price: measured on "
-            "cpu for Mimose, assumed for DTR (0.2 us for each heuristic evaluated and each piece "
-            "of metadata). Ratios of DTR to itself do not depend on that price.",
+            "cpu for Mimose, for DTR on the V100 from one budget of the paper's Fig 5. Ratios of "
+            "DTR to itself do not depend on that price.",
             "Mimose makes a plan anew for a length in its cache where what it has learned since "
-            "asks for it: the margin for fragmentation, or more resident memory. The authors' "
+            "asks for it: a sample, a margin for fragmentation or resident memory by which the "
+            "plan no longer fits, or recomputes a block too many. One that is judged again and "
+            "stays counts as found. The authors' "
             "variant, whose margin is fixed, makes one for each rounded length that its batches "
             "have. QA-Bert and QA-XLNet see the same data set's lengths: the paper's 24 and 69 "
             "plans cannot both follow from them.",
