@@ -1,8 +1,8 @@
 """DELTA: which storages are released, and whether each is recomputed or swapped to the host.
 
 DELTA (arXiv 2203.15980; ACM TACO 2024, doi 10.1145/3689338) has a *filter* that chooses what to
-release, and a *director* that chooses how. Its texts publish no formulas; these are this project's, and
-docs/planners.md gives the reasons. With ``m`` a storage's bytes and ``s`` its staleness:
+release, and a *director* that chooses how. Its texts publish no formulas: these are this project's,
+and docs/planners.md gives the reasons. With ``m`` a storage's bytes and ``s`` its staleness:
 
 * Cost of recomputing: that of its own operators and of those missing that it would be made from,
   which would have to run again. What lies on the host is not missing.
