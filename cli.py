@@ -745,7 +745,7 @@ def sweep(
         executor=executor, jobs=jobs, gpus=gpus, partition=partition, minutes=minutes, share=share
     )
     if dry_run:
-        cells = plan(asked, folder)
+        cells = plan(asked, folder, way)
         if json:
             _print_json(listed(cells, folder))
         else:
@@ -828,7 +828,7 @@ def demo(
     runs = [load_run(cell.folder) for cell in comparison.cells]
     print(tables.comparison(comparing.compare(runs)))
     print()
-    for path in draw_figures(runs, figures, (), paper=True):
+    for path in draw_figures(runs, figures, (), paper=True, say=_say):
         print(path)
 
 
@@ -857,6 +857,7 @@ def show(
     if folder is not None:
         _show_sweep(folder, json)
         return
+    _refuse_folder_of_runs(run, results)
     (found,) = _open_runs([run], results)
     if json:
         document = {**found.info, "summary": found.summary, "warnings": found.warnings}
@@ -929,11 +930,11 @@ def plot(
     from mimose_bench.experiments.gathering import gather
     from mimose_bench.plots import draw_gathered, known_figures
 
-    figures = known_figures(figure or ())
+    figures = known_figures(tuple(dict.fromkeys(figure or ())))
     found = gather(runs or (), results)
     for problem in found.problems:
         _say(f"warning: {problem}")
-    written = draw_gathered(found, out, figures, paper=paper)
+    written = draw_gathered(found, out, figures, paper=paper, say=_say)
     if json:
         _print_json([str(path) for path in written])
     else:
@@ -1042,6 +1043,8 @@ def report(
     from mimose_bench.plots import report_drawings
 
     outcomes, problems = stored.read_all(folder)
+    if problems and not outcomes:
+        raise ValueError(f"no file in {folder} can be reported: {'; '.join(problems)}")
     if not outcomes:
         raise ValueError(
             f"there are no reproduced values in {folder}: make them with mimose-bench reproduce"
@@ -1052,6 +1055,7 @@ def report(
         written.append(docs)
     if docs is None or out is not None:
         drawn, not_drawn = report_drawings(outcomes, folder)
+        problems += [f"{each.name} failed: {each.error}" for each in outcomes if each.error]
         problems += not_drawn
         made = contents(outcomes, tuple(CHECKS), drawn)
         written += writing.write(made, out or Path("report"))
@@ -1145,6 +1149,19 @@ def _recorded_runs(folder: Path, check: str) -> list[Any]:
     for problem in problems:
         _say(f"warning: {problem}")
     return runs
+
+
+def _refuse_folder_of_runs(name: str, results: Path) -> None:
+    """Raise ``ValueError`` if ``name`` is a folder of runs where one run is meant."""
+    from mimose_bench.experiments.reading import find_runs
+
+    folder = Path(name) if Path(name).exists() else results / name
+    if (folder / "run.json").exists() or not (runs := find_runs(folder)):
+        return
+    raise ValueError(
+        f"{folder} holds runs ({len(runs)}) and is none itself: name one of them, for example "
+        f"{runs[0]}, or give them to mimose-bench compare, or the folder to mimose-bench plot"
+    )
 
 
 def _show_sweep(folder: Path, json: bool) -> None:

@@ -6,13 +6,16 @@ import difflib
 from collections.abc import Iterable
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> ValueError:
+def unknown_name(
+    kind: str, name: str, known: Iterable[str], *, most: int | None = 12
+) -> ValueError:
     """Return the error for a ``name`` that is not one of ``known``, naming the nearest.
 
     Args:
         kind: What it should have been, for example ``task``.
         name: What was given.
         known: The names that would be right.
+        most: How many of them are listed where none is near; None lists all.
     """
     names = list(known)
     if not names:
@@ -20,7 +23,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ValueError:
     near = nearest(name, names)
     if near is not None:
         return ValueError(f"there is no {kind} called {name!r}: did you mean {near!r}?")
-    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    shown = ", ".join(names[:most]) + (", ..." if names[:most] != names else "")
     return ValueError(f"there is no {kind} called {name!r}: choose one of {shown}")
 
 

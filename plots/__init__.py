@@ -56,6 +56,9 @@ REPRODUCED: dict[str, tuple[str, Callable[[Reproduction], Any]]] = {
 }
 """File name and function by the name of the reproduced figure."""
 
+_UNUSABLE = (LookupError, TypeError, AttributeError, ArithmeticError)
+"""What drawing raises where values lack what a figure is drawn from: of other versions, or cut."""
+
 __all__ = [
     "FIGURES",
     "REPRODUCED",
@@ -90,6 +93,9 @@ def drawings(result: Reproduction, runs: Sequence[Run] = ()) -> dict[str, Any]:
     Args:
         result: What its check found.
         runs: The runs that the check recorded, if it did.
+
+    Raises:
+        NothingToDrawError: If the runs hold nothing that the figure shows.
     """
     if result.name in REPRODUCED:
         name, draw = REPRODUCED[result.name]
@@ -123,8 +129,10 @@ def report_drawings(
         )
         try:
             drawn = drawings(result, runs)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            # Values of another version may lack what a figure is drawn from.
+        except style.NothingToDrawError as error:
+            problems.append(f"{outcome.name} has no figure: {error}")
+            continue
+        except (ValueError, *_UNUSABLE) as error:
             problems.append(f"the figure of {outcome.name} could not be drawn: {error!r}")
             continue
         found[outcome.name] = [
@@ -136,7 +144,7 @@ def report_drawings(
 def draw_reproduced(
     result: Reproduction, folder: str | Path, runs: Sequence[Run] = ()
 ) -> list[Path]:
-    """Draw a reproduced figure in each format; return the files, none where it has no drawing.
+    """Draw a reproduced figure in each format; return the files, none if nothing can be drawn.
 
     Args:
         result: What its check found.
@@ -146,7 +154,10 @@ def draw_reproduced(
     Raises:
         ValueError: If the folder cannot be written.
     """
-    found = drawings(result, runs).items()
+    try:
+        found = drawings(result, runs).items()
+    except style.NothingToDrawError:
+        return []
     return [path for name, figure in found for path in style.save(figure, Path(folder), name)]
 
 
@@ -164,7 +175,12 @@ def known_figures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def draw_gathered(
-    found: Gathered, folder: str | Path, names: Sequence[str] = (), *, paper: bool = True
+    found: Gathered,
+    folder: str | Path,
+    names: Sequence[str] = (),
+    *,
+    paper: bool = True,
+    say: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """Draw figures of runs and of reproduced values; return the files written.
 
@@ -173,21 +189,29 @@ def draw_gathered(
         folder: Where to write; values of several folders go to folders of their own in it.
         names: Names of figures; all by default.
         paper: Whether to draw the paper's own points beside, in figures of runs.
+        say: Is told what is skipped.
 
     Raises:
-        ValueError: If there is nothing to draw, or the folder cannot be written.
+        ValueError: If there is nothing to draw as one of ``names``, or at all, or the folder
+            cannot be written.
     """
     written: list[Path] = []
     of_runs = [name for name in names if name in FIGURES]
     if found.runs and (of_runs or not names):
-        written += draw_figures(found.runs, folder, of_runs, paper=paper)
+        written += draw_figures(found.runs, folder, of_runs, paper=paper, say=say)
     sources = {source for source, _ in found.outcomes}
     for source, outcome in found.outcomes:
         if outcome.result is None or (names and outcome.name not in names) or outcome.is_thinned:
             continue
         target = Path(folder) / source.resolve().name if len(sources) > 1 else Path(folder)
         runs, _ = readable_runs(source / "runs" / outcome.name)
-        written += draw_reproduced(outcome.result, target, runs)
+        try:
+            written += draw_reproduced(outcome.result, target, runs)
+        except _UNUSABLE as error:
+            problem = f"the figure of {outcome.name} in {source} could not be drawn: {error!r}"
+            if names or say is None:
+                raise ValueError(f"{problem}; repeat the check") from error
+            say(f"warning: {problem}")
     if not written:
         wanted = ", ".join(names) or "a figure"
         raise ValueError(f"nothing that was given can be drawn as {wanted}")
@@ -200,6 +224,7 @@ def draw_figures(
     names: Sequence[str] = (),
     *,
     paper: bool = True,
+    say: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """Draw figures in each format and return the files written.
 
@@ -211,10 +236,13 @@ def draw_figures(
         folder: Where to write.
         names: Keys of :data:`FIGURES`; by default all but those of several tasks.
         paper: Whether to draw the paper's own points beside, where the paper has such.
+        say: Is told what is skipped: figures that were not asked for by name, and single tasks,
+            that have nothing to draw.
 
     Raises:
-        ValueError: If a figure's name is unknown, no run has a step, or the folder cannot be
-            written.
+        ValueError: If a figure's name is unknown, there is nothing to draw as one of ``names``, no
+            run has a step, or the folder cannot be written. Nothing is written then, but for the
+            last.
     """
     for name in names:
         if name not in FIGURES:
@@ -222,16 +250,39 @@ def draw_figures(
     drawn = [run for run in runs if len(run.steps)]
     if not drawn:
         raise ValueError("none of these runs has a finished step to draw")
-    tasks = sorted({str(run.info.get("task")) for run in drawn})
-    written: list[Path] = []
-    for name in (name for name in names if name in ACROSS):
-        written += style.save(ACROSS[name](drawn, paper), Path(folder), name)
-    names = [name for name in names or FIGURES if name not in ACROSS]
-    for task in tasks if names else ():
-        target = Path(folder) / task if len(tasks) > 1 else Path(folder)
-        points = peak_memory.paper_points(task) if paper else None
-        of_task = [run for run in drawn if str(run.info.get("task")) == task]
-        for name in names:
-            options = {"paper": points} if name == "peak-memory" else {}
-            written += style.save(FIGURES[name](of_task, **options), target, name)
-    return written
+    made: list[tuple[Path, str, Any]] = []
+    for name in names or (name for name in FIGURES if name not in ACROSS):
+        missing = []
+        several = [(Path(folder), drawn)] if name in ACROSS else _by_task(drawn, Path(folder))
+        count = len(made)
+        for target, members in several:
+            try:
+                made.append((target, name, _figure(name, members, paper)))
+            except style.NothingToDrawError as error:
+                missing.append((target.name, str(error)))
+        if names and len(made) == count:
+            raise ValueError(f"there is nothing to draw as {name}: {missing[0][1]}")
+        for task, why in missing:
+            which = f"{name} of {task}" if len(several) > 1 else name
+            if say is not None:
+                say(f"warning: {which} was skipped: {why}")
+    return [path for target, name, figure in made for path in style.save(figure, target, name)]
+
+
+def _by_task(runs: Sequence[Run], folder: Path) -> list[tuple[Path, list[Run]]]:
+    """Return the runs of each task and the folder for their figures."""
+    tasks: dict[str, list[Run]] = {}
+    for run in runs:
+        tasks.setdefault(str(run.info.get("task")), []).append(run)
+    several = len(tasks) > 1
+    return [(folder / task if several else folder, tasks[task]) for task in sorted(tasks)]
+
+
+def _figure(name: str, runs: Sequence[Run], paper: bool) -> Any:
+    """Return the figure ``name`` of ``runs``, of one task unless it is one of several."""
+    if name in ACROSS:
+        return ACROSS[name](runs, paper)
+    if name == "peak-memory":
+        points = peak_memory.paper_points(str(runs[0].info.get("task"))) if paper else None
+        return peak_memory.draw(runs, points)
+    return FIGURES[name](runs)

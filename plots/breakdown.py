@@ -13,36 +13,51 @@ from mimose_bench.plots import series, style
 
 
 def draw(runs: Sequence[Run]) -> Figure:
-    """Draw the mean seconds of a step's parts, a bar a run, a panel a device and clock.
+    """Draw the mean seconds of a step's parts, a bar a run, a panel a device, clock and scale.
 
     Recomputation is part of the backward pass, where it runs. A run in which no step finished has
     no bar: a note names it.
+
+    Raises:
+        NothingToDrawError: If no step finished in any run.
     """
     texts = {run.directory: text for run, text in zip(runs, series.labels(runs), strict=True)}
     left_out = [run for run in runs if not len(series.finished(run))]
     runs = [run for run in runs if len(series.finished(run))]
     absent = ", ".join(f"{texts[run.directory]} ({run.device_label})" for run in left_out)
     if not runs:
-        with matplotlib.rc_context(style.RC):
-            return style.sentence("no step finished in any of these runs")
+        raise style.NothingToDrawError("no step finished in any of these runs")
     names = series.clock_titles(runs)
     shares = {run.directory: summary.breakdown(run.steps) for run in runs}
-    unit, unit_name = style.time_unit(max(sum(parts.values()) for parts in shares.values()))
-    most = max(sum(r.time_label == d for r in runs) for d in names)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for clock in names:
+        for run in sorted((r for r in runs if r.time_label == clock), key=series.order):
+            groups.setdefault((clock, series.scale_text(run)), []).append(run)
+    most = max(map(len, groups.values()))
     with matplotlib.rc_context(style.RC):
-        figure, axes = style.panels(len(names), width=6.2, height=0.9 + 0.42 * most)
-        for panel, device in zip(axes, names, strict=True):
-            members = sorted((r for r in runs if r.time_label == device), key=series.order)
+        figure, axes = style.panels(len(groups), width=6.2, height=0.9 + 0.42 * most)
+        for panel, ((clock, scale), members) in zip(axes, groups.items(), strict=True):
+            longest = max(sum(shares[run.directory].values()) for run in members)
+            unit, unit_name = style.time_unit(longest)
             for row, run in enumerate(members):
                 left = 0.0
                 for part, colour in style.PARTS.items():
                     width = shares[run.directory][part] / unit
-                    panel.barh(row, width, left=left, color=colour, height=0.68, label=part)
+                    panel.barh(
+                        row,
+                        width,
+                        left=left,
+                        color=colour,
+                        hatch=style.HATCHES[part],
+                        height=0.68,
+                        label=part,
+                        **style.BAR,
+                    )
                     left += width
             panel.set_yticks(range(len(members)), [texts[run.directory] for run in members])
             panel.set_ylim(most - 0.5, -0.5)
             panel.grid(visible=False, axis="y")
-            style.title(panel, [names[device]])
+            style.title(panel, [names[clock], scale])
             panel.set_xlabel(f"mean step time ({unit_name})")
         style.legend_below(figure, axes, columns=7)
         style.notes(

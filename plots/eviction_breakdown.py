@@ -9,12 +9,13 @@ from matplotlib.figure import Figure
 from mimose_bench.experiments.figures.result import FACTORS, Reproduction, Row
 from mimose_bench.plots import style
 
-_COLOURS = {
-    "forward and backward": "#0072B2",
-    "recomputation": "#E69F00",
-    "cost maintaining": "#D55E00",
-    "planning": "#CC79A7",
+_LOOKS = {
+    "forward and backward": ("#0072B2", ""),
+    "recomputation": ("#E69F00", "///"),
+    "cost maintaining": ("#D55E00", "xxx"),
+    "planning": ("#CC79A7", "---"),
 }
+"""Colour and hatching by the part."""
 
 
 def draw(result: Reproduction) -> Figure:
@@ -41,14 +42,17 @@ def _stack(panel: Axes, rows: list[Row], bars: list[str], side: str) -> None:
         bottom = 0.0
         for row in rows:
             if row.series == bar:
+                colour, hatch = _LOOKS[row.what]
                 height = getattr(row, side) / FACTORS["ms"]
                 panel.bar(
                     place,
                     height,
                     bottom=bottom,
                     width=0.6,
-                    color=_COLOURS[row.what],
+                    color=colour,
+                    hatch=hatch,
                     label=row.what,
+                    **style.BAR,
                 )
                 bottom += height
     panel.set_xticks(range(len(bars)), bars)

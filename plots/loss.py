@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import matplotlib
@@ -14,19 +15,27 @@ from mimose_bench.plots import series, style
 _DASH = 1.6
 """Length of a dash, in widths of the line."""
 
+_FILLS = ("full", "none", "left", "right", "top", "bottom")
+"""How the markers of one planner's curves are filled, in turn."""
+
+_TURNS = "2134"
+"""Likewise how a marker without an inside is turned."""
+
 
 def draw(runs: Sequence[Run]) -> Figure:
-    """Draw the training loss, a panel a task, device and kind of lengths.
+    """Draw the training loss, a panel a task, device, scale and kind of lengths.
 
     A planner must not change the numbers, so curves of the same batches lie on one another: each
-    is dashed where the others are not, so that all stay visible. Runs without a loss, as simulated
-    ones are, are left out with a note; where no run has one, a sentence says why.
+    is dashed where the others are not, so that all stay visible, and carries its planner's marker.
+    Runs without a loss, as simulated ones are, are left out with a note.
+
+    Raises:
+        NothingToDrawError: If no run has a loss.
     """
     without = [run for run in runs if run.steps["loss"].isna().all()]
     if len(without) == len(runs):
-        with matplotlib.rc_context(style.RC):
-            return style.sentence(f"no loss: {_why(runs)}")
-    groups: dict[tuple[str, str, str], list[Run]] = {}
+        raise style.NothingToDrawError(f"no run has a loss: {_why(runs)}")
+    groups: dict[tuple[str, ...], list[Run]] = {}
     several = len({run.info.get("task") for run in runs}) > 1
     for run in sorted(runs, key=series.order):
         if run.steps["loss"].notna().any():
@@ -50,18 +59,32 @@ def _why(runs: Sequence[Run]) -> str:
 
 
 def _curves(panel: Axes, runs: Sequence[Run]) -> None:
+    seen: Counter[str] = Counter()
     for i, (run, label) in enumerate(zip(runs, series.labels(runs), strict=True)):
         steps = run.steps.dropna(subset=["loss"])
+        look = style.look(run.planner)
+        number = seen[run.planner]
+        is_lines = look.marker in style.UNFILLED
+        drawn = {
+            "color": look.colour,
+            "linewidth": 2.2,
+            "marker": _TURNS[number % len(_TURNS)] if is_lines else look.marker,
+            "markersize": 12 if is_lines else 6,
+            "fillstyle": _FILLS[number % len(_FILLS)],
+            "markerfacecoloralt": "white",
+        }
+        seen[run.planner] += 1
         panel.plot(
             steps["step"].astype(float),
             steps["loss"].astype(float),
-            color=style.look(run.planner).colour,
-            linewidth=2.2,
+            **drawn,
+            # Each curve's markers stand where the others' do not.
+            markevery=((i + 0.5) / len(runs) * 0.2, 0.2),
             # An offset of i dashes into a pattern of one dash in as many as there are curves.
             linestyle=(-i * _DASH, (_DASH, (len(runs) - 1) * _DASH)) if len(runs) > 1 else "-",
             dash_capstyle="butt",
         )
-        panel.plot([], [], color=style.look(run.planner).colour, linewidth=2.2, label=label)
+        panel.plot([], [], **drawn, label=label)
     panel.set_xlabel("step")
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set_ylabel("training loss")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from mimose_bench.experiments.figures.paired import pooled
 from mimose_bench.experiments.reading import Run
-from mimose_bench.plots import style
+from mimose_bench.plots import series, style
 
 
 def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
@@ -21,6 +21,9 @@ def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
     Args:
         runs: The runs.
         paper_curves: Makes no difference.
+
+    Raises:
+        NothingToDrawError: If no run can be compared with a baseline.
     """
     del paper_curves
     finished = [run for run in runs if run.info["outcome"] == "done" and len(run.steps)]
@@ -35,9 +38,12 @@ def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
                 continue
             places = panels.setdefault(key, {}).setdefault(planner, [])
             places.append((budget, ratio.value, ratio.low, ratio.high))
+    if not panels:
+        raise style.NothingToDrawError(
+            "no finished run under a budget shares two steps or more that do not measure with a "
+            "baseline without a limit of the same settings: add such a baseline, or longer runs"
+        )
     with matplotlib.rc_context(style.RC):
-        if not panels:
-            return style.sentence("no run has a baseline without a limit to be compared with")
         figure, axes = style.panels(len(panels), height=3.6)
         names = list(style.PLANNERS)
         for panel, (key, curves) in zip(axes, sorted(panels.items()), strict=True):
@@ -70,5 +76,4 @@ def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
 
 def _key(run: Run) -> tuple[str, str, str]:
     """Return task, scale (empty for the full one) and what keeps time."""
-    scale = str((run.info.get("config") or {}).get("scale") or "full")
-    return str(run.info.get("task")), "" if scale == "full" else scale, run.time_label
+    return str(run.info.get("task")), series.scale_text(run), run.time_label

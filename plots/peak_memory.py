@@ -24,15 +24,23 @@ PaperPoints = Mapping[int, Sequence[MemoryPoint]]
 
 
 def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
-    """Draw each step's peak of allocated bytes, a panel a planner, device and kind of lengths.
+    """Draw each step's peak of allocated bytes, a panel a planner, device, scale and lengths.
 
     Dashed lines are the budgets, crosses the steps that ran out of memory or were given up.
 
     Args:
         runs: The runs.
-        paper: The paper's points for each budget in bytes, drawn in a grey panel of their own.
+        paper: The paper's points for each budget in bytes, drawn in a grey panel of their own
+            beside runs that they may stand by (:func:`series.bears_paper`).
+
+    Raises:
+        NothingToDrawError: If no step has a peak.
     """
-    groups: dict[tuple[str, str, str], list[Run]] = {}
+    if not any(series.counted(run)["peak_allocated_bytes"].notna().any() for run in runs):
+        raise style.NothingToDrawError("no step of these runs has a peak of memory")
+    if not any(map(series.bears_paper, runs)):
+        paper = None
+    groups: dict[tuple[str, str, str, str], list[Run]] = {}
     for run in sorted(runs, key=series.order):
         groups.setdefault((run.planner, *series.panel_key(run)), []).append(run)
     budgets = sorted({run.budget_bytes for run in runs if run.budget_bytes is not None})
@@ -40,16 +48,22 @@ def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
     colours: dict[int | None, Any] = {None: "#444444"} | {
         budget: shades(0.85 * i / max(len(budgets) - 1, 1)) for i, budget in enumerate(budgets)
     }
-    tops = {device: _top([r for r in runs if r.device_label == device]) for _, device, _ in groups}
+    # Panels of one device and scale share an axis, so that they can be compared.
+    tops = {
+        key[:2]: _top([r for r in runs if series.panel_key(r)[:2] == key[:2]])
+        for key in map(series.panel_key, runs)
+    }
     with matplotlib.rc_context(style.RC):
         figure, axes = style.panels(len(groups) + bool(paper))
         ours = axes[: len(groups)]
         for panel, (key, members) in zip(ours, groups.items(), strict=True):
-            planner, device, lengths = key
+            planner, device, scale, lengths = key
+            top = tops[device, scale]
+            unit = style.memory_unit(top)
             for run in members:
-                _points(panel, run, colours[run.budget_bytes], style.memory_unit(tops[device]))
-            style.title(panel, (style.look(planner).label, device, lengths))
-            panel.set_ylim(0, 1.06 * tops[device] / style.memory_unit(tops[device])[0])
+                _points(panel, run, colours[run.budget_bytes], unit)
+            style.title(panel, (style.look(planner).label, device, scale, lengths))
+            panel.set_ylim(0, 1.06 * top / unit[0])
         if paper:
             _paper_panel(axes[-1], paper, series.size_axis(runs[0].steps)[1])
         _legend(figure, colours, runs)

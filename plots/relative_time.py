@@ -22,10 +22,13 @@ from mimose_bench.plots import series, style
 
 _AUTHORS = style.Look("#6A3D9A", "o", "Mimose, variant authors")
 _SHOWN = "the paper (Fig 10), V100, dashed"
+_STARS = "every block recomputed, and none: allocated"
+_BOUNDS = "the paper's bounds"
+_STAR: dict[str, Any] = {"linestyle": "", "marker": "*", "markersize": 8, "color": "#444444"}
 
 
 def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
-    """Draw each planner's time against memory, a panel a task and device.
+    """Draw each planner's time against memory, a panel a task, device and scale.
 
     Memory is the most that runs over sampled lengths reserved; of a point without such a run its
     budget, with a hollow marker. Times are of runs over expected lengths where there are some,
@@ -34,16 +37,26 @@ def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
 
     Args:
         runs: The runs; those without a baseline of the same settings are left out.
-        paper_curves: Whether to draw the paper's.
+        paper_curves: Whether to draw the paper's, in panels of runs that they may stand by
+            (:func:`series.bears_paper`).
+
+    Raises:
+        NothingToDrawError: If no run can be compared with a baseline.
     """
-    points = points_of(runs)
-    panels: dict[tuple[str, str], list[Point]] = {}
-    for point in points:
-        if point.time is not None:
-            panels.setdefault((point.task, point.device_label), []).append(point)
+    scales: dict[str, list[Run]] = {}
+    for run in runs:
+        scales.setdefault(series.scale_text(run), []).append(run)
+    # A point does not hold its scale: those of each are made apart.
+    points = {scale: points_of(members) for scale, members in scales.items()}
+    panels: dict[tuple[str, str, str], list[Point]] = {}
+    for scale, found in points.items():
+        for point in found:
+            if point.time is not None:
+                panels.setdefault((point.task, point.device_label, scale), []).append(point)
+    shown = [point for found in points.values() for point in found]
+    if not panels:
+        raise style.NothingToDrawError(_missing(shown))
     with matplotlib.rc_context(style.RC):
-        if not panels:
-            return style.sentence("no run has a baseline without a limit to be compared with")
         figure, axes = style.panels(len(panels), height=3.7)
         order = [*TITLES, *DETECTORS]
         ranked = sorted(
@@ -51,20 +64,47 @@ def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
         )
         entries: dict[str, Any] = {}
         for panel, key in zip(axes, ranked, strict=True):
-            task, device = key
-            own = [run for run in runs if run.info.get("task") == task]
-            _panel(panel, panels[key], entries)
-            if paper_curves:
-                _paper(panel, task)
-            _stars(panel, [run for run in own if run.device_label == device], task, paper_curves)
+            task, device, scale = key
+            own = [
+                run
+                for run in scales[scale]
+                if run.info.get("task") == task and run.device_label == device
+            ]
+            beside = paper_curves and series.bears_paper(own[0])
+            unit = style.memory_unit(max(_x(point) for point in panels[key]))
+            _panel(panel, panels[key], unit, entries)
+            if beside:
+                _paper(panel, task, unit[0], entries)
+            _stars(panel, own, task if beside else None, unit[0], entries)
             title = TASKS[task].title if task in TASKS else task
-            style.title(panel, (title, device))
-        _legend(figure, entries, paper_curves)
-        style.notes(figure, [*series.clock_notes(runs), *_notes(points)])
+            style.title(panel, (title, device, scale))
+        # The keys of what is no planner's come last.
+        last = {
+            label: entries.pop(label) for label in (_STARS, _SHOWN, _BOUNDS) if label in entries
+        }
+        style.legend_below(figure, (), columns=5, extra=entries | last)
+        style.notes(figure, [*series.clock_notes(runs), *_notes(shown)])
     return figure
 
 
-def _panel(panel: Axes, points: Sequence[Point], entries: dict[str, Any]) -> None:
+def _missing(points: Sequence[Point]) -> str:
+    """Return why none of ``points`` has a time."""
+    if not points:
+        return (
+            "no run under a budget has a baseline without a limit of the same settings to be "
+            "compared with: add such a baseline"
+        )
+    if not any(point.finished for point in points):
+        return "no run that has a baseline finished: add runs under a larger budget"
+    return (
+        "no run shares a step that it did not measure in with its baseline: add runs of more steps"
+    )
+
+
+def _panel(
+    panel: Axes, points: Sequence[Point], unit: tuple[float, str], entries: dict[str, Any]
+) -> None:
+    factor, unit_name = unit
     curves: dict[tuple[str, str, bool], list[Point]] = {}
     for point in points:
         curves.setdefault((point.planner, point.variant, bool(point.own)), []).append(point)
@@ -74,7 +114,7 @@ def _panel(panel: Axes, points: Sequence[Point], entries: dict[str, Any]) -> Non
         members = sorted(curves[key], key=_x)
         look = _look(key, curves)
         panel.plot(
-            [_x(p) for p in members],
+            [_x(p) / factor for p in members],
             [p.time.value for p in members if p.time],
             color=look.colour,
             linewidth=1.4 if key[0] == "mimose" else 0.9,
@@ -83,7 +123,7 @@ def _panel(panel: Axes, points: Sequence[Point], entries: dict[str, Any]) -> Non
         for p in members:
             measured = p.reserved_bytes is not None
             panel.plot(
-                [_x(p)],
+                [_x(p) / factor],
                 [p.time.value if p.time else None],
                 look.marker,
                 color=look.colour,
@@ -95,7 +135,7 @@ def _panel(panel: Axes, points: Sequence[Point], entries: dict[str, Any]) -> Non
             look.label,
             Line2D([], [], color=look.colour, marker=look.marker, markersize=5, linewidth=1.2),
         )
-    panel.set_xlabel("most reserved (GiB); hollow: the budget")
+    panel.set_xlabel(f"most reserved ({unit_name}); hollow: the budget")
     panel.set_ylabel("time / plain training")
 
 
@@ -112,17 +152,23 @@ def _look(key: tuple[str, str, bool], keys: Collection[tuple[str, str, bool]]) -
     return look
 
 
-def _x(point: Point) -> float:
-    return (point.reserved_bytes or point.budget_bytes) / GIB
+def _x(point: Point) -> int:
+    """Return the bytes at which a point stands."""
+    return point.reserved_bytes or point.budget_bytes
 
 
-def _paper(panel: Axes, task: str) -> None:
+def _paper(panel: Axes, task: str, factor: float, entries: dict[str, Any]) -> None:
     curves: dict[str, list[tuple[float, float]]] = {}
     if task in TITLES:
         for planner, points in paper.time_by_memory(TITLES[task]).items():
-            curves[planner] = [(p.reserved_bytes / GIB, p.relative_time) for p in points]
+            curves[planner] = [(p.reserved_bytes / factor, p.relative_time) for p in points]
     elif task in BARS:
-        curves = {name: [(used, time)] for name, (time, used) in BARS[task].items()}  # type: ignore[index]
+        curves = {
+            name: [(used * GIB / factor, time)]
+            for name, (time, used) in BARS[task].items()  # type: ignore[index]
+        }
+    if curves:
+        entries[_SHOWN] = Line2D([], [], linestyle="--", color=style.PAPER)
     for planner, places in curves.items():
         look = style.look(NAMES[planner])
         panel.plot(
@@ -146,14 +192,17 @@ def _paper(panel: Axes, task: str) -> None:
             )
 
 
-def _stars(panel: Axes, runs: Sequence[Run], task: str, paper_curves: bool) -> None:
+def _stars(
+    panel: Axes, runs: Sequence[Run], papers: str | None, factor: float, entries: dict[str, Any]
+) -> None:
+    """Draw the bounds of ``runs``, and the paper's of task ``papers`` unless that is None."""
     bottom = panel.get_ylim()[0]
     places = []
     for planner in ("full", "baseline"):
         peaks = [r.summary["peak_allocated_bytes"] for r in runs if r.planner == planner]
-        places += [(max(filter(None, peaks)) / GIB, True)] if any(peaks) else []
-    if paper_curves and task in TITLES:
-        places += [(bound / GIB, False) for bound in paper.memory_bounds(TITLES[task])]
+        places += [(max(filter(None, peaks)) / factor, True)] if any(peaks) else []
+    if papers is not None and papers in TITLES:
+        places += [(bound / factor, False) for bound in paper.memory_bounds(TITLES[papers])]
     for x, ours in places:
         panel.plot(
             [x],
@@ -165,16 +214,10 @@ def _stars(panel: Axes, runs: Sequence[Run], task: str, paper_curves: bool) -> N
             clip_on=False,
             zorder=5,
         )
+        entries[_STARS if ours else _BOUNDS] = Line2D(
+            [], [], **_STAR, markerfacecolor="#444444" if ours else "white"
+        )
     panel.set_ylim(bottom=bottom)
-
-
-def _legend(figure: Figure, entries: dict[str, Any], paper_curves: bool) -> None:
-    star = {"linestyle": "", "marker": "*", "markersize": 8, "color": "#444444"}
-    entries["every block recomputed, and none: allocated"] = Line2D([], [], **star)
-    if paper_curves:
-        entries[_SHOWN] = Line2D([], [], linestyle="--", color=style.PAPER)
-        entries["the paper's bounds"] = Line2D([], [], **star, markerfacecolor="white")
-    style.legend_below(figure, (), columns=5, extra=entries)
 
 
 def _notes(points: Sequence[Point]) -> list[str]:

@@ -49,12 +49,25 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return _tell_apart(found, runs, lambda alike: _name_ends([run.name for run in alike]))
 
 
-def panel_key(run: Run) -> tuple[str, str]:
-    """Return what runs must share to be drawn in one panel: the device and the kind of lengths.
+def panel_key(run: Run) -> tuple[str, str, str]:
+    """Return what runs must share to be drawn in one panel: device, scale and kind of lengths.
 
-    The second is empty for sampled lengths.
+    The second is empty at full scale, the third for sampled lengths.
     """
-    return run.device_label, _EXPECTED if is_expected(run.steps) else ""
+    return run.device_label, scale_text(run), _EXPECTED if is_expected(run.steps) else ""
+
+
+def scale_text(run: Run) -> str:
+    """Return a run's scale as figures name it; empty for the full one."""
+    scale = str((run.info.get("config") or {}).get("scale") or "full")
+    return "" if scale == "full" else f"scale {scale}"
+
+
+def bears_paper(run: Run) -> bool:
+    """Return whether the paper's points may stand beside: full scale, on CUDA or as a V100."""
+    return not scale_text(run) and run.device_label.startswith(
+        ("measured on cuda", "simulated v100")
+    )
 
 
 def counted(run: Run) -> pd.DataFrame:

@@ -14,33 +14,44 @@ from mimose_bench.plots import series, style
 
 
 def draw(runs: Sequence[Run]) -> Figure:
-    """Draw each step's time, a panel for each device (and clock), kind of lengths and budget.
+    """Draw each step's time, a panel a device (and clock), scale, kind of lengths and budget.
 
-    Runs without a limit are the reference and appear in every panel of their device and kind of
-    lengths. Hollow markers are steps in which the planner was still measuring.
+    Runs without a limit are the reference and appear in every panel of their device, scale and
+    kind of lengths. Hollow markers are steps in which the planner was still measuring.
+
+    Raises:
+        NothingToDrawError: If no step finished in any run.
     """
+    if not any(series.finished(run)["step_seconds"].notna().any() for run in runs):
+        raise style.NothingToDrawError("no step finished in any of these runs")
     clocks = series.clock_titles(runs)
+    groups = _groups(runs)
+    # Panels of one clock and scale share an axis, so that they can be compared.
     tops = {
-        clock: series.largest(
-            t for r in runs if r.time_label == clock for t in series.finished(r)["step_seconds"]
+        (clock, scale): series.largest(
+            t
+            for r in runs
+            if (r.time_label, series.scale_text(r)) == (clock, scale)
+            for t in series.finished(r)["step_seconds"]
         )
-        for clock in clocks
+        for clock, scale, _ in groups
     }
-    groups = {(clock, lengths): members for clock, lengths, members in _groups(runs)}
     keys = [
-        (clock, lengths, budget)
-        for (clock, lengths), members in groups.items()
+        (key, budget)
+        for key, members in groups.items()
         for budget in sorted({r.budget_bytes for r in members} - {None}) or [None]
     ]
     with matplotlib.rc_context(style.RC):
         figure, axes = style.panels(len(keys))
-        for panel, (clock, lengths, budget) in zip(axes, keys, strict=True):
-            members = [r for r in groups[clock, lengths] if r.budget_bytes in (budget, None)]
-            unit = style.time_unit(tops[clock])
+        for panel, (key, budget) in zip(axes, keys, strict=True):
+            clock, scale, lengths = key
+            members = [r for r in groups[key] if r.budget_bytes in (budget, None)]
+            top = tops[clock, scale]
+            unit = style.time_unit(top)
             for run in sorted(members, key=series.order):
                 _points(panel, run, series.short_label(run, budget=False), unit)
-            panel.set_ylim(0, 1.06 * tops[clock] / unit[0] or 1.0)
-            style.title(panel, (series.budget_text(budget), clocks[clock], lengths))
+            panel.set_ylim(0, 1.06 * top / unit[0] or 1.0)
+            style.title(panel, (series.budget_text(budget), clocks[clock], scale, lengths))
         style.legend_below(figure, axes)
         style.notes(
             figure,
@@ -49,12 +60,13 @@ def draw(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def _groups(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
-    """Return clock, kind of lengths and runs of what may lie in one panel, in order."""
-    found: dict[tuple[str, str], list[Run]] = {}
+def _groups(runs: Sequence[Run]) -> dict[tuple[str, str, str], list[Run]]:
+    """Return runs that may lie in one panel by clock, scale and kind of lengths, in order."""
+    found: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
-        found.setdefault((run.time_label, series.panel_key(run)[1]), []).append(run)
-    return [(*key, members) for key, members in sorted(found.items())]
+        _, scale, lengths = series.panel_key(run)
+        found.setdefault((run.time_label, scale, lengths), []).append(run)
+    return dict(sorted(found.items()))
 
 
 def _points(panel: Axes, run: Run, label: str, unit: tuple[float, str]) -> None:
@@ -68,7 +80,8 @@ def _points(panel: Axes, run: Run, label: str, unit: tuple[float, str]) -> None:
     for rows, suffix in ((steps[~learning], ""), (steps[learning], " (measuring)")):
         if not len(rows):
             continue
-        filled = {"c": look.colour} if not suffix or marker == "+" else {"facecolors": "none"}
+        lines_only = marker in style.UNFILLED
+        filled = {"c": look.colour} if not suffix or lines_only else {"facecolors": "none"}
         panel.scatter(
             sizes[rows.index].astype(float),
             rows["step_seconds"].astype(float) / factor,
@@ -76,7 +89,7 @@ def _points(panel: Axes, run: Run, label: str, unit: tuple[float, str]) -> None:
             marker=marker,
             linewidths=0.8,
             alpha=0.75,
-            edgecolors=None if marker == "+" else look.colour,
+            edgecolors=None if lines_only else look.colour,
             label=label + suffix,
             **filled,
         )

@@ -75,10 +75,18 @@ PLANNERS: dict[str, Look] = {
 }
 """A line a planner. One from outside gets the next of ``_OTHERS``, by its name alone."""
 
+UNFILLED = ("+", "2")
+"""Markers of lines, which have no inside."""
+
 _OTHERS = ("#6A3D9A", "#1B7837", "#A6761D", "#7570B3")
 
 PAPER = "#888888"
 """The paper's own points."""
+
+
+class NothingToDrawError(ValueError):
+    """What was given holds nothing that the figure shows; its text says what is missing."""
+
 
 PARTS: dict[str, str] = {
     "forward": "#56B4E9",
@@ -90,6 +98,14 @@ PARTS: dict[str, str] = {
     "other": "#BBBBBB",
 }
 """A colour for each part of a step."""
+
+HATCHES: dict[str, str] = dict(
+    zip(PARTS, ("", "///", "...", "xxx", "\\\\\\", "---", "++"), strict=True)
+)
+"""A hatching for each part, which tells neighbours apart without colour."""
+
+BAR: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
+"""How the parts of a bar are edged; the edge's colour is the hatching's."""
 
 
 def look(planner: str) -> Look:
@@ -137,14 +153,6 @@ def notes(figure: Figure, lines: Sequence[str]) -> None:
         figure.suptitle(text, fontsize=7.5, color="#555555")
 
 
-def sentence(text: str) -> Figure:
-    """Return a figure of one panel that says ``text`` in place of data."""
-    figure, (panel,) = panels(1, height=1.2)
-    panel.text(0.5, 0.5, text, transform=panel.transAxes, ha="center", va="center")
-    panel.set_axis_off()
-    return figure
-
-
 def legend_below(
     figure: Figure,
     axes: Sequence[Axes],
@@ -185,7 +193,10 @@ def memory_unit(largest_bytes: float) -> tuple[float, str]:
 
 def time_unit(largest_seconds: float) -> tuple[float, str]:
     """Return the unit that suits an axis up to ``largest_seconds``, in seconds, and its name."""
-    return (1.0, "s") if largest_seconds >= 1 else (1e-3, "ms")
+    for factor, name in ((1.0, "s"), (1e-3, "ms")):
+        if largest_seconds >= factor:
+            return factor, name
+    return 1e-6, "\N{MICRO SIGN}s"
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

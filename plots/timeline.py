@@ -11,7 +11,8 @@ from mimose_bench.experiments.figures.fig4 import BUDGET_BYTES, CASES
 from mimose_bench.experiments.figures.result import FACTORS, Reproduction
 from mimose_bench.plots import style
 
-_COLOURS = ("#444444", "#0072B2", "#D55E00")
+_LOOKS = (("#444444", "o"), ("#0072B2", "s"), ("#D55E00", "^"))
+"""Colour and marker by the case."""
 
 
 def draw(result: Reproduction) -> Figure:
@@ -27,15 +28,21 @@ def draw(result: Reproduction) -> Figure:
         for panel, shown in ((whole, CASES), (short, CASES[:2])):
             for case in shown:
                 curve = curves[case.name]
-                colour = _COLOURS[CASES.index(case)]
+                place = CASES.index(case)
+                colour, marker = _LOOKS[place]
                 panel.plot(
                     [x / ms for x in curve.x],
                     [y / unit for y in curve.y],
                     color=colour,
                     linewidth=1,
+                    marker=marker,
+                    markersize=4.5,
+                    markerfacecolor="white",
+                    # Spaced along the line, not by its points, of which there are thousands.
+                    markevery=(0.03 * (place + 1), 0.14),
                     label=case.name,
                 )
-                _mark(panel, case.seconds / ms, case.peak_bytes, colour)
+                _mark(panel, case.seconds / ms, case.peak_bytes, colour, marker)
             panel.axhline(BUDGET_BYTES / unit, color="#444444", linestyle="--", linewidth=0.9)
             panel.set_xlabel("time in the iteration (ms)")
             panel.set_xlim(left=0)
@@ -56,11 +63,27 @@ def draw(result: Reproduction) -> Figure:
     return figure
 
 
-def _mark(panel: Axes, end_ms: float, peak_bytes: float | None, colour: str) -> None:
+def _mark(panel: Axes, end_ms: float, peak_bytes: float | None, colour: str, marker: str) -> None:
     panel.axvline(end_ms, color=colour, linestyle=":", linewidth=1.2)
+    panel.plot(
+        [end_ms],
+        [0.97],
+        marker,
+        transform=panel.get_xaxis_transform(),
+        color=colour,
+        markersize=4.5,
+    )
     if peak_bytes is not None:
         height = peak_bytes / FACTORS["GB"]
-        panel.plot([0, end_ms], [height, height], color=colour, linestyle="-.", linewidth=0.9)
+        panel.plot(
+            [0, end_ms],
+            [height, height],
+            color=colour,
+            linestyle="-.",
+            marker=marker,
+            markersize=4.5,
+            linewidth=0.9,
+        )
 
 
 def _key(line: str) -> Line2D:

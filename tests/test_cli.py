@@ -229,6 +229,15 @@ def test_a_wrong_run_is_one_sentence(call, results):
     assert "no run in" in one_sentence(*call("plot", "--results", results / "away"))
 
 
+def test_show_of_a_folder_of_runs_says_what_takes_one(call, results, monkeypatch):
+    monkeypatch.chdir(results.parent.parent)  # Where no other folder is called so.
+    line = one_sentence(*call("show", results))
+    assert f"{results} holds runs (3)" in line
+    assert "mimose-bench compare" in line
+    assert "mimose-bench plot" in line
+    assert line == one_sentence(*call("show", results.name, "--results", results.parent))
+
+
 # -- reading
 
 
@@ -275,8 +284,14 @@ def test_plot_writes_the_figures_asked_for(call, results, tmp_path):
     )
     assert code == 0
     assert json.loads(out) == [str(tmp_path / f"f/loss.{kind}") for kind in ("png", "pdf", "svg")]
+    twice = ["--figure", "loss", "--figure", "loss"]
+    code, out, _ = call("plot", "--results", results, "--out", tmp_path / "f", *twice)
+    assert (code, len(out.splitlines())) == (0, 3)
     line = one_sentence(*call("plot", "--results", results, "--figure", "los"))
     assert "did you mean 'loss'" in line
+    alone = names(results)["full"]
+    line = one_sentence(*call("plot", alone, "--out", tmp_path / "f", "--figure", "fig10"))
+    assert "nothing to draw as fig10" in line
 
 
 @pytest.fixture
@@ -338,6 +353,45 @@ def test_report_and_plot_take_reproduced_values(call, tmp_path):
         f"unchecked-memory.{kind}" for kind in ("png", "pdf", "svg")
     ]
     assert "no reproduced values in" in one_sentence(*call("report", tmp_path / "f"))
+
+
+def test_report_and_plot_name_values_they_cannot_use_and_report_checks_that_failed(call, tmp_path):
+    from mimose_bench.experiments.figures.result import Reproduction
+    from mimose_bench.experiments.files import write_json
+
+    good = Reproduction(name="static", title="t", source="s", device_label="d", rows=()).to_json()
+    bad = {
+        "newer": {**good, "schema_version": 99},
+        "zero": {**good, "schema_version": 0},
+        "typed": {**good, "notes": "a note"},
+        "cut": {key: value for key, value in good.items() if key != "title"},
+    }
+    values = tmp_path / "values"
+    values.mkdir()
+    for name, document in bad.items():
+        write_json(values / f"{name}.json", document)
+    said = one_sentence(*call("report", values, "--out", tmp_path / "report"))
+    assert all(f"{name}.json" in said for name in bad)
+    assert "make them with" not in said
+    write_json(values / "static.json", good)
+    write_json(values / "fig9.json", {"schema_version": 2, "name": "fig9", "error": "no memory"})
+    code, out, err = call("report", values, "--out", tmp_path / "report")
+    assert code == 0
+    assert all(f"{name}.json" in err for name in bad)
+    assert "warning: fig9 failed: no memory" in err
+    for file in out.splitlines():
+        text = Path(file).read_text(encoding="utf-8")
+        assert "Failed:" in text
+        assert "(no memory)" in text
+    write_json(values / "fig4.json", {**good, "name": "fig4"})  # without the curves it draws
+    code, _, err = call("report", values, "--out", tmp_path / "report")
+    assert (code, "the figure of fig4 could not be drawn" in err) == (0, True)
+    code, _, err = call("plot", values, "--out", tmp_path / "f")
+    assert code == 1  # No figure is drawn of what is left.
+    assert all(f"{name}.json" in err for name in bad)
+    assert "warning: the figure of fig4" in err
+    code, _, err = call("plot", values, "--out", tmp_path / "f", "--figure", "fig4")
+    assert (code, "repeat the check" in err) == (1, True)
 
 
 def test_a_closed_stdout_is_no_traceback() -> None:

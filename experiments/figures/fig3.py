@@ -142,6 +142,10 @@ def check(open_device: OpenDevice, *, stride: int = 1, say: Say = silent) -> Rep
 
 def _criteria(dataset: str, curve: Sequence[Row]) -> tuple[Criterion, ...]:
     return (
-        Criterion(name=f"{dataset}: mean error", value=mean_error(curve), tolerance=MEAN_TOLERANCE),
-        Criterion(name=f"{dataset}: maximum error", value=max_error(curve)),
+        Criterion(
+            name=f"{dataset}: mean relative error of peak memory",
+            value=mean_error(curve),
+            tolerance=MEAN_TOLERANCE,
+        ),
+        Criterion(name=f"{dataset}: maximum relative error of peak memory", value=max_error(curve)),
     )

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mimose.devices import DEVICES
-from mimose.devices.sim.gpus import load_gpu
 from mimose.units import format_seconds
 from mimose_bench.experiments.figures import (
     activations,
@@ -43,6 +41,7 @@ from mimose_bench.experiments.figures.session import Say, silent
 from mimose_bench.experiments.figures.stored import Stored
 from mimose_bench.experiments.figures.worker import Task
 from mimose_bench.experiments.names import unknown_name
+from mimose_bench.experiments.opening import require_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +159,11 @@ def chosen(names: Sequence[str]) -> tuple[str, ...]:
     """Return ``names``, each once; all of :data:`CHECKS` where there are none.
 
     Raises:
-        ValueError: If a name is unknown; the nearest is named.
+        ValueError: If a name is unknown; the nearest is named, or all are.
     """
     for name in names:
         if name not in CHECKS:
-            raise unknown_name("figure to reproduce", name, CHECKS)
+            raise unknown_name("figure to reproduce", name, CHECKS, most=None)
     return tuple(dict.fromkeys(names)) or tuple(CHECKS)
 
 
@@ -183,17 +182,11 @@ def device_for(name: str, device: str, *, quick: bool = False) -> str:
     check = CHECKS[name]
     if device == "auto":
         device = "cuda" if check.recorded and not quick and _has_cuda() else SIMULATED
-    kind, _, gpu = device.partition(":")
-    if kind == "sim":
-        load_gpu(gpu)
-    elif not check.recorded:
+    if device.partition(":")[0] != "sim" and not check.recorded:
         raise ValueError(
             f"{name} simulates the paper's GPU and takes --device sim:NAME, not {device!r}"
         )
-    elif kind not in DEVICES:
-        raise ValueError(
-            f"unknown device {device!r}: choose one of auto, cuda, cuda:N, cpu and sim:NAME"
-        )
+    require_device(device)
     if check.require is not None:
         check.require(device)
     return device

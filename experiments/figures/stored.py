@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mimose_bench.experiments.figures import result as results
-from mimose_bench.experiments.figures.claims import Claim
+from mimose_bench.experiments.figures.claims import Version
+from mimose_bench.experiments.figures.plain import check_types, parse
 from mimose_bench.experiments.figures.result import SCHEMA_VERSION, Reproduction
 
-_PARTS: dict[str, type] = {
-    "rows": results.Row,
-    "criteria": results.Criterion,
-    "claims": Claim,
-    "left_out": results.LeftOut,
-    "tables": results.ResultTable,
-    "curves": results.Curve,
+_ABOUT: Mapping[str, Any] = {
+    "error": str,
+    "num_rows": int,
+    "quick": bool,
+    "thinned": bool,
+    "run": {
+        "command": tuple[str, ...],
+        "device": str,
+        "quick": bool,
+        "source": str,
+        "seconds": float,
+        "date": str,
+        "version": Version,
+        "recorded": bool,
+        "environment": {
+            "git_commit": str,
+            "memory_bytes": float,
+            "versions": {},
+            "allocator": {},
+            "gpu": {},
+        },
+    },
 }
+"""What a document may say beside its result: of which type, if it says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +85,15 @@ def read(path: Path) -> Stored:
     if not isinstance(document, dict) or not isinstance(document.get("name"), str):
         raise ValueError(f"{path} is not the outcome of a check: it names none")
     version = document.get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
+    if type(version) is not int or version < 1:
         raise ValueError(
-            f"{path} has schema version {version}, not the {SCHEMA_VERSION} known here: update "
-            "mimose-bench to read it, or repeat the check"
+            f"{path} has schema version {version}, which no version of mimose-bench writes: repeat "
+            "the check"
+        )
+    if version > SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} has schema version {version}, newer than the {SCHEMA_VERSION} known here: "
+            "update mimose-bench to read it, or repeat the check"
         )
     return from_json(document, path)
 
@@ -86,22 +106,21 @@ def from_json(document: Mapping[str, Any], path: Path) -> Stored:
         path: The file, for messages.
 
     Raises:
-        ValueError: If something is missing in it.
+        ValueError: If something in it is missing or of another type; the message says what.
     """
     error, found = document.get("error"), None
     try:
+        check_types(document, _ABOUT)
         if error is None:
-            parts = {
-                key: tuple(_filled(kind, item) for item in document.get(key) or ())
-                for key, kind in _PARTS.items()
-            }
-            facts = {key: document[key] for key in ("name", "title", "source", "device_label")}
-            found = Reproduction(**facts, **parts, notes=tuple(document.get("notes") or ()))
-    except (KeyError, TypeError, AttributeError) as problem:
+            # Files of older schemas lack what came later; one of this schema that lacks it was cut.
+            is_whole = document.get("schema_version") == SCHEMA_VERSION
+            found = parse(document, Reproduction, defaults=not is_whole)
+            _check_shapes(found)
+    except ValueError as problem:
         raise ValueError(
             f"{path} is not the outcome of a check as this version writes it ({problem}): repeat "
             "the check"
-        ) from problem
+        ) from None
     return Stored(
         name=document["name"],
         result=found,
@@ -140,15 +159,14 @@ def _looks_like_one(path: Path) -> bool:
     )
 
 
-def _filled(kind: type, item: Mapping[str, Any]) -> Any:
-    """Return ``item`` as the dataclass it was; what that derives is left out."""
-    known = {field.name: field.type for field in fields(kind)}
-    return kind(**{key: _value(v, known[key]) for key, v in item.items() if key in known})
-
-
-def _value(value: Any, kind: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_value(item, "") for item in value)
-    if value is None and kind == "float":  # JSON has neither NaN nor infinities.
-        return math.nan
-    return value
+def _check_shapes(found: Reproduction) -> None:
+    """Raise ValueError where values do not fit each other."""
+    for row in found.rows:
+        if row.expected == 0:
+            raise ValueError(f"the paper's value of {row.series}, {row.what} is 0")
+    for table in found.tables:
+        if any(len(row) != len(table.headers) for row in table.rows):
+            raise ValueError(f"a row of {table.title!r} is not as long as its headers")
+    for curve in found.curves:
+        if len(curve.x) != len(curve.y):
+            raise ValueError(f"the curve {curve.name!r} has not as many x as y")

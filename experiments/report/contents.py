@@ -274,7 +274,7 @@ def _facts(run: Mapping[str, Any]) -> dict[str, str]:
     return {
         "processor": f"{captured.get('cpu')}, {captured.get('num_cpus')} cores",
         "memory": _UNKNOWN if memory is None else format_bytes(memory),
-        "GPU": "none used" if not gpu else f"{gpu['name']}, driver {gpu.get('driver')}",
+        "GPU": "none used" if not gpu else f"{gpu.get('name')}, driver {gpu.get('driver')}",
         **({"system": captured["platform"]} if captured.get("platform") else {}),
         "Python": str(captured.get("python")),
         "packages": ", ".join(f"{k} {v}" for k, v in versions.items() if v),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mimose_bench.experiments.figures import stored
+from mimose_bench.experiments.figures.plain import parse
 from mimose_bench.experiments.figures.result import Row
 from mimose_bench.experiments.figures.stored import Stored
 from mimose_bench.experiments.figures.text import by_series, spread
@@ -93,7 +94,7 @@ def thinned(document: Mapping[str, Any]) -> dict[str, Any]:
         document = {**document, "run": run}
     if len(json.dumps(document, indent=2)) <= MOST_BYTES:
         return dict(document)
-    rows = [Row(**{k: v for k, v in row.items() if k != "error"}) for row in document["rows"]]
+    rows = [parse(row, Row, "row") for row in document["rows"]]
     shown = {id(row) for series in by_series(rows) for row in spread(series)}
     kept = [raw for raw, row in zip(document["rows"], rows, strict=True) if id(row) in shown]
     total = document.get("num_rows") or len(rows)

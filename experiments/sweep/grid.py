@@ -144,22 +144,24 @@ def option_of(text: str) -> tuple[str, Any]:
     Raises:
         ValueError: If there is no such option, or the value is not of its kind.
     """
-    name, sign, value = text.partition("=")
-    name = name.strip().removeprefix("--").replace("-", "_")
+    typed, sign, value = text.partition("=")
+    typed = typed.strip().removeprefix("--")
+    name = typed.replace("-", "_")
     if not sign or not name:
         raise ValueError(f"--option takes KEY=VALUE, not {text!r}")
-    _known("--option", name, OPTIONS)
+    if name not in OPTIONS:
+        raise ValueError(f"--option: there is no {typed!r}" + _hint(name, OPTIONS))
     kind = _kind(name)
     parsed: Any = value.strip()
     if kind is dict:
-        raise ValueError(f"--option {name} is a table: give it in a grid file")
+        raise ValueError(f"--option {typed} is a table: give it in a grid file")
     if kind is bool:
         words = {"true": True, "on": True, "false": False, "off": False}
         parsed = words.get(parsed.lower(), parsed)
     elif kind in (int, float) and not (name == "margin" and not parsed.isdigit()):
         with contextlib.suppress(ValueError):  # _value says what is wrong with it.
             parsed = kind(parsed)
-    return name, _value("--option", name, parsed)
+    return name, _value(f"--option {typed}", name, parsed)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -225,7 +227,7 @@ def _options(
     for key, value in table.items():
         name = key.replace("-", "_")
         _known(f"{where}: {place}", name, (*OPTIONS, *extra))
-        found[name] = _value(f"{where}: {place}", name, value)
+        found[name] = _value(f"{where}: {place}.{key}", name, value)
     return found
 
 
@@ -256,18 +258,20 @@ def _budget(where: str, value: Any) -> Budget:
         ) from error
 
 
-def _value(where: str, name: str, value: Any) -> Any:
-    """Return an option's value in its own type."""
+def _value(typed: str, name: str, value: Any) -> Any:
+    """Return an option's value in its own type; errors call it as it was typed."""
     kind = _kind(name)
     if kind is dict:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{typed} must be a table, not {value!r}")
         return {
             key.replace("-", "_"): str(item).lower() if isinstance(item, bool) else str(item)
-            for key, item in _table(where, name, value).items()
+            for key, item in value.items()
         }
     if name == "margin" and isinstance(value, str):
         from mimose.planners.options import byte_count
 
-        return byte_count(f"{where}.{name}", value)
+        return byte_count(typed, value)
     is_bool = isinstance(value, bool)
     if kind is bool and is_bool:
         return value
@@ -278,7 +282,7 @@ def _value(where: str, name: str, value: Any) -> Any:
     if kind is str and isinstance(value, str):
         return value
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
-    raise ValueError(f"{where}.{name} must be {wanted}, not {value!r}")
+    raise ValueError(f"{typed} must be {wanted}, not {value!r}")
 
 
 def _kind(name: str) -> type:

@@ -12,6 +12,7 @@ from mimose_bench.experiments.cells import CellError
 from mimose_bench.experiments.comparison import bounds as measure_bounds
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.files import jsonable
+from mimose_bench.experiments.opening import require_device
 from mimose_bench.experiments.sweep import executors
 from mimose_bench.experiments.sweep.cells import BOUNDING, Cell, expand
 from mimose_bench.experiments.sweep.executors import EXECUTORS, Executor
@@ -60,6 +61,11 @@ class Way:
         if self.gpus is not None and self.executor == "local":
             raise ValueError("--gpus belongs to --executor slurm or ray: local cells name a device")
 
+    @property
+    def is_cluster(self) -> bool:
+        """Whether cells run on other machines than this one."""
+        return self.executor != "local"
+
     def open(self, folder: Path, cells: list[Cell]) -> Executor:
         """Return the executor.
 
@@ -77,18 +83,25 @@ class Way:
         )
 
 
-def plan(grid: Grid, folder: Path) -> list[Cell]:
+def plan(grid: Grid, folder: Path, way: Way) -> list[Cell]:
     """Return the cells of a grid without measuring or running anything.
 
     Cells at a share of bounds that an earlier sweep in ``folder`` has not measured stay open.
+
+    Raises:
+        ValueError: If the grid names what is not there; the message says what to change.
     """
+    return _planned(_settled(grid, cluster=way.is_cluster), folder)
+
+
+def _planned(grid: Grid, folder: Path) -> list[Cell]:
     known = Store(folder).document().get("bounds") or {}
 
     def measured(config: RunConfig) -> tuple[int, int] | None:
         found = known.get(_bounding(config))
         return None if found is None else _pair(found)
 
-    return expand(_settled(grid), measured)
+    return expand(grid, measured)
 
 
 def sweep(grid: Grid, folder: Path, way: Way, say: Say) -> list[dict[str, Any]]:
@@ -102,9 +115,9 @@ def sweep(grid: Grid, folder: Path, way: Way, say: Say) -> list[dict[str, Any]]:
             change.
         KeyboardInterrupt: If interrupted; the same call goes on from there.
     """
-    grid = _settled(grid, cluster=way.executor != "local")
+    grid = _settled(grid, cluster=way.is_cluster)
     folder = folder.absolute()
-    plan(grid, folder)  # What is wrong with the grid is said before anything is written.
+    _planned(grid, folder)  # What is wrong with the grid is said before anything is written.
     store = Store(folder)
     with store.locked():
         document = {"cells": [], **store.document()}
@@ -157,8 +170,14 @@ def listed(cells: list[Cell], folder: Path) -> list[dict[str, str]]:
     return found
 
 
-def _settled(grid: Grid, *, cluster: bool = False) -> Grid:
-    """Return the grid with the device that ``auto`` is on this machine."""
+def _settled(grid: Grid, *, cluster: bool) -> Grid:
+    """Return the grid with the device that ``auto`` is on this machine.
+
+    Raises:
+        ValueError: If a device cannot work, on this machine where cells run on it.
+    """
+    for device in grid.devices:
+        require_device(device, here=not cluster)
     if "auto" not in grid.devices:
         return grid
     if cluster:

@@ -120,13 +120,18 @@ class Store:
         """Return what ``sweep.json`` holds, nothing if there is none.
 
         Raises:
-            ValueError: If it is damaged or of another version.
+            ValueError: If it is damaged or of another version, or a file is in the folder's place.
         """
         path = self.folder / FILE_NAME
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
+        except NotADirectoryError as error:
+            raise ValueError(
+                f"{self.folder} cannot be a sweep's folder, since a file is in its place: name "
+                "another --out"
+            ) from error
         except OSError as error:
             raise ValueError(f"{path} cannot be read ({error.strerror or error})") from error
         except ValueError:

@@ -80,12 +80,23 @@ def describe(found: Sequence[Mapping[str, Any]]) -> str:
             f"{row['error']}\n  repeat it with: {row['command']}"
         )
     parts += dict.fromkeys(f"note: {row['note']}" for row in found if row["note"])
-    parts.append(
-        "time relative to the baseline without a limit over the steps that both finished, in "
-        "brackets without sheltered steps; mean and standard deviation over seeds; v: violations "
-        "(out-of-memory steps, retried steps, allocator retries) of all seeds."
-    )
-    return "\n\n".join(parts)
+    legend = _legend(found)
+    return "\n\n".join([*parts, legend] if legend else parts)
+
+
+def _legend(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the figures in the tables are; empty where there are none."""
+    parts = []
+    if any(row["time_ratio"] is not None for row in found):
+        parts.append(
+            "time relative to the baseline without a limit over the steps that both finished, in "
+            "brackets without sheltered steps; mean and standard deviation over seeds"
+        )
+    if any(row["num_violations"] for row in found):
+        parts.append(
+            "v: violations (out-of-memory steps, retried steps, allocator retries) of all seeds"
+        )
+    return "; ".join(parts) + "." if parts else ""
 
 
 def _matrix(found: Sequence[Mapping[str, Any]]) -> str:
@@ -115,7 +126,9 @@ def _shown(cells: Sequence[Mapping[str, Any]]) -> str:
     if not cells:
         return MISSING
     done = [row for row in cells if row["outcome"] == "done" and row["state"] == "finished"]
-    text = f"{_mean(done, 'time_ratio')} ({_mean(done, 'time_ratio_responsive')})"
+    text = "done"
+    if any(row["time_ratio"] is not None for row in done):
+        text = f"{_mean(done, 'time_ratio')} ({_mean(done, 'time_ratio_responsive')})"
     violations = sum(row["num_violations"] or 0 for row in cells)
     parts = [text] if done else []
     parts += [f"{violations} v"] if violations else []

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from mimose.units import GIB
 from mimose_bench.experiments import paper
 from mimose_bench.experiments.figures import fig10, fig10_bars, fig10_claims, fig10_series, points
 from mimose_bench.experiments.sweep.grid import read_grid
-from mimose_bench.plots import relative_time
+from mimose_bench.plots import relative_time, style
 
 LABEL = "simulated v100-32gb"
 GRIDS = Path(__file__).parents[3] / "docs" / "grids"
@@ -204,5 +203,54 @@ def test_the_drawing_has_a_panel_a_task_and_names_both_sides(run_of):
     assert "DTR, reserve as given" in said
 
 
-def test_a_drawing_without_a_baseline_says_so(run_of):
-    assert isinstance(relative_time.draw([run_of("mimose", 6, 1.1)]), Figure)
+def said(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_a_drawing_without_a_baseline_is_refused(run_of):
+    with pytest.raises(style.NothingToDrawError, match="has a baseline"):
+        relative_time.draw([run_of("mimose", 6, 1.1)])
+
+
+def test_a_drawing_of_steps_that_all_measured_is_refused(run_of):
+    runs = [run_of("baseline", None, 1.0), run_of("mimose", 6, 1.1)]
+    runs[1].steps["phase"] = "sheltered"
+    with pytest.raises(style.NothingToDrawError, match="add runs of more steps"):
+        relative_time.draw(runs)
+
+
+@pytest.mark.parametrize(
+    ("scale", "label", "beside"),
+    [
+        ("full", LABEL, True),
+        ("full", "measured on cuda", True),
+        ("full", "measured on cpu", False),
+        ("full", "simulated a100-40gb", False),
+        ("small", LABEL, False),
+        ("small", "measured on cuda", False),
+    ],
+)
+def test_the_papers_curves_stand_beside_full_scale_on_its_device_only(run_of, scale, label, beside):
+    config = {"scale": scale}
+    runs = [
+        run_of("baseline", None, 1.0, config=config),
+        run_of("dtr", 5 / 1024, 1.3, config=config),
+    ]
+    for run in runs:
+        run.info["device_label"] = label
+    figure = relative_time.draw(runs)
+    (panel,) = figure.axes
+    assert any("the paper" in text for text in said(figure)) == beside
+    assert any(line.get_linestyle() == "--" for line in panel.lines) == beside
+    assert ("scale small" in " ".join(panel.get_title().split())) == (scale == "small")
+    assert "(MiB)" in panel.get_xlabel()
+    assert not any("the paper" in text for text in said(relative_time.draw(runs, False)))
+
+
+def test_runs_of_two_scales_have_panels_of_their_own(run_of):
+    runs = [
+        run_of(planner, budget, factor, config={"scale": scale})
+        for scale in ("full", "small")
+        for planner, budget, factor in (("baseline", None, 1.0), ("dtr", 6, 1.3))
+    ]
+    assert len(relative_time.draw(runs).axes) == 2

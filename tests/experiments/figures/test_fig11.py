@@ -6,7 +6,7 @@ from mimose.units import GIB
 from mimose_bench.experiments import paper
 from mimose_bench.experiments.figures import fig11, fig11_claims
 from mimose_bench.experiments.sweep.grid import read_grid
-from mimose_bench.plots import peak_by_budget
+from mimose_bench.plots import peak_by_budget, style
 
 LABEL = "simulated v100-32gb"
 BUDGET = 6 * GIB
@@ -134,3 +134,33 @@ def test_the_drawing_has_a_panel_a_variant_and_leaves_others_out(run_of):
     ]
     said = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert said == ["the paper (Fig 11), V100, small"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "label"),
+    [("small", LABEL), ("full", "measured on cpu"), ("small", "measured on cpu")],
+)
+def test_the_papers_points_stand_beside_full_scale_on_its_device_only(run_of, scale, label):
+    run = run_of()
+    before = sum(len(line.get_xdata()) for line in peak_by_budget.draw([run]).axes[0].lines)
+    run.info["config"]["scale"] = scale
+    run.info["device_label"] = label
+    figure = peak_by_budget.draw([run])
+    (panel,) = figure.axes
+    assert not figure.legends
+    num_theirs = len(paper.peak_by_input_size("QA-Bert")[BUDGET])
+    assert sum(len(line.get_xdata()) for line in panel.lines) == before - num_theirs
+    assert ("scale small" in " ".join(panel.get_title().split())) == (scale == "small")
+
+
+def test_the_axis_of_a_small_budget_is_in_its_unit(run_of):
+    run = run_of(factor=1e-3)
+    run.info["budget_bytes"] = 6 << 20
+    (panel,) = peak_by_budget.draw([run]).axes
+    assert panel.get_ylabel() == "peak allocated (MiB)"
+    assert 6 < panel.get_ylim()[1] < 7
+
+
+def test_a_drawing_without_mimose_is_refused(run_of):
+    with pytest.raises(style.NothingToDrawError, match="none of these runs is of Mimose"):
+        peak_by_budget.draw([run_of(planner="full")])

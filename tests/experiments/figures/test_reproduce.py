@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from mimose_bench import cli, plots
@@ -90,12 +91,25 @@ def test_json_is_all_there_is_on_stdout(call):
         (["fig33"], "did you mean 'fig3'"),
         (["fig3", "--device", "cpu"], "takes --device sim:NAME, not 'cpu'"),
         (["clock", "--device", "sim:a100"], "use --device sim:v100"),
+        (["fig3", "--device", "sim:nosuch"], "there is no simulated GPU called 'nosuch'"),
+        (["fig10", "--device", "gpu"], "unknown device 'gpu'"),
+        (["xyzzy"], ", ".join(reproduce.CHECKS)),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(call, arguments, sentence):
     result = call(*arguments)
     assert isinstance(result.exception, ValueError)
     assert sentence in str(result.exception)
+
+
+def test_cuda_where_there_is_none_is_refused_before_anything_is_written(
+    call, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = call("fig10", "--device", "cuda")
+    assert isinstance(result.exception, ValueError)
+    assert "there is no CUDA device here" in str(result.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
@@ -176,7 +190,8 @@ def test_interrupted_keeps_what_is_done(call, monkeypatch, tmp_path):
 )
 def test_devices_that_checks_run_on(monkeypatch, given, recorded, quick, cuda, expected):
     monkeypatch.setitem(reproduce.CHECKS, "fig3", reproduce.Check(fig3.check, recorded=recorded))
-    monkeypatch.setattr(reproduce, "_has_cuda", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(cuda))
     assert reproduce.device_for("fig3", given, quick=quick) == expected
 
 

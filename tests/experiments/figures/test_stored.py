@@ -70,6 +70,8 @@ def test_not_a_number_is_one_again(result, tmp_path):
         ("{", "is damaged"),
         ("[]", "names none"),
         ('{"name": "x"}', "schema version None"),
+        ('{"name": "x", "schema_version": 0}', "schema version 0, which no version"),
+        ('{"name": "x", "schema_version": true}', "schema version True, which no version"),
         (json.dumps({"name": "x", "schema_version": SCHEMA_VERSION + 1}), "update mimose-bench"),
         (json.dumps({"name": "x", "schema_version": 1, "rows": []}), "repeat the check"),
     ],
@@ -81,6 +83,71 @@ def test_what_cannot_be_read_is_named_and_passed_over(result, tmp_path, text, se
     assert [each.name for each in found] == ["x"]
     assert "bad.json" in problem
     assert sentence in problem
+
+
+def _set(path, value):
+    *parents, last = path
+
+    def change(document):
+        for key in parents:
+            document = document[key]
+        document[last] = value
+
+    return change
+
+
+def _drop(*path):
+    *parents, last = path
+
+    def change(document):
+        for key in parents:
+            document = document[key]
+        del document[last]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_set(["title"], 3), "title is not text"),
+        (_set(["device_label"], None), "device_label is not text"),
+        (_drop("device_label"), "device_label is missing"),
+        (_set(["run"], "yes"), "run is not an object"),
+        (_set(["run", "seconds"], "long"), "run.seconds is not a number"),
+        (_set(["run", "version"], "v3"), "run.version is none of"),
+        (_set(["run", "environment"], {"gpu": "H100"}), "run.environment.gpu is not an object"),
+        (_set(["notes"], "a note"), "notes is not a list"),
+        (_set(["notes"], [1]), "notes[0] is not text"),
+        (_set(["curves"], {"x": 1}), "curves is not a list"),
+        (_drop("curves"), "curves is missing"),
+        (_set(["curves", 0, "x"], [1]), "not as many x as y"),
+        (_drop("rows", 0, "expected"), "rows[0].expected is missing"),
+        (_set(["rows", 0, "expected"], 0), "is 0"),
+        (_set(["rows", 0, "unit"], "lb"), "rows[0].unit is none of"),
+        (_set(["rows", 0, "length"], 7.5), "rows[0].length is not a whole number"),
+        (_set(["criteria", 0, "is_count"], 1), "criteria[0].is_count is not true or false"),
+        (_set(["claims", 0, "interval"], [1]), "claims[0].interval has 1 values, not 2"),
+        (_set(["claims", 0], None), "claims[0] is not an object"),
+        (_set(["tables", 0, "rows"], [["1"]]), "not as long as its headers"),
+        (_set(["error"], 5), "error is not text"),
+    ],
+)
+def test_what_was_damaged_by_hand_is_named(result, tmp_path, change, words):
+    document = json.loads(json.dumps({**result.to_json(), "run": {"seconds": 1}}))
+    change(document)
+    write_json(tmp_path / "x.json", document)
+    with pytest.raises(ValueError, match=r"x\.json is not the outcome") as caught:
+        stored.read(tmp_path / "x.json")
+    assert words in str(caught.value)
+
+
+def test_what_an_older_schema_had_not_is_not_missing(result, tmp_path):
+    document = {**result.to_json(), "schema_version": 1}
+    del document["claims"], document["curves"]
+    write_json(tmp_path / "x.json", document)
+    found = stored.read(tmp_path / "x.json").result
+    assert found == dataclasses.replace(result, claims=(), curves=())
 
 
 def test_a_folder_of_a_sweep_is_not_one_of_outcomes(result, tmp_path):

@@ -114,7 +114,9 @@ CONFIGS = [
         steps=9,
     ),
     RunConfig(planner="delta", actions="swap", filter="lru", prefetch="off", reserve="10%"),
-    RunConfig(planner="dtr", heuristic="lru", sampling="off", trigger="oom"),
+    RunConfig(
+        planner="dtr", heuristic="lru", sampling="off", trigger="oom", allocator="expandable"
+    ),
     RunConfig(planner="mimose", variant="authors", margin=5, sheltered=3, cache_step=2),
     RunConfig(planner="sqrt-n", segments=3, plan_size="384", data="/a b/c", vocab="v", weights="w"),
 ]

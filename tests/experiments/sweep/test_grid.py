@@ -88,7 +88,7 @@ def test_no_file_is_needed():
         ("steps = 20", "steps = true", "options.steps must be a whole number, not True"),
         ("steps = 20", "enforce = 1", "options.enforce must be true or false, not 1"),
         ("lr = 1", "lr = '1'", "task.tc-bert.lr must be a number, not '1'"),
-        ('"free"', "3", "options.zero_grad must be text, not 3"),
+        ('"free"', "3", "options.zero-grad must be text, not 3"),
         ('"50%"', '"150%"', "a budget's share is from 0% to 100%, not '150%'"),
         ('"50%"', '"4 GO"', "'4 GO' is not a number of bytes"),
         ('"50%"', "-1", "not a positive number of bytes"),
@@ -98,7 +98,11 @@ def test_no_file_is_needed():
         ('"tc-bert"]', '"qa-bert"]', "qa-bert is named twice in tasks"),
         ("[task.tc-bert]", "[task.tc-brt]", "tc-brt is not among tasks: did you mean 'tc-bert'?"),
         ('planner = "mimose"', "planner = 3", "planner.authors.planner is a planner's name"),
-        ("planner-options = {", "planner-options = 3 #", "planner_options must be a table, not 3"),
+        (
+            "planner-options = {",
+            "planner-options = 3 #",
+            "planner.authors.planner-options must be a table, not 3",
+        ),
         ("tasks = [", "tasks = ", "is not TOML"),
         ("[options]", "[options", "is not TOML"),
         ('tasks = ["qa-bert", "tc-bert"]', "", "names no tasks"),
@@ -138,7 +142,19 @@ def test_options_of_the_command_line_have_types(text, found):
     assert option_of(text) == found
 
 
-@pytest.mark.parametrize("text", ["steps", "=3", "stepz=3", "steps=x", "planner_options=a"])
-def test_bad_options_of_the_command_line(text):
-    with pytest.raises(ValueError, match="--option"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("steps", "--option takes KEY=VALUE, not 'steps'"),
+        ("=3", "--option takes KEY=VALUE, not '=3'"),
+        ("step-z=3", "--option: there is no 'step-z': did you mean 'steps'?"),
+        ("steps=x", "--option steps must be a whole number, not 'x'"),
+        ("--batch-size=x", "--option batch-size must be a whole number, not 'x'"),
+        ("margin=much", "--option margin"),
+        ("planner-options=a", "--option planner-options is a table: give it in a grid file"),
+    ],
+)
+def test_bad_options_of_the_command_line_are_named_as_typed(text, said):
+    with pytest.raises(ValueError, match="--option") as error:
         option_of(text)
+    assert str(error.value).startswith(said)

@@ -313,6 +313,7 @@ def test_the_summary_is_relative_to_the_baseline_without_a_limit(sweep, out):
     assert ratios["full", 2] == pytest.approx(1.6)
     assert summary.read(out) == rows
     text = summary.describe(rows)
+    assert "time relative to the baseline" in text
     assert "qa-bert, measured on cpu" in text
     assert "1.550 ± 0.071 (1.550 ± 0.071)" in text
     assert "config" not in rows[0]
@@ -328,3 +329,11 @@ def test_the_summary_says_what_has_no_ratio(sweep, out):
         (folder / "run.json").write_text("{")
     (row,) = (r for r in summary.rows(found, out) if r["label"] == "full")
     assert "damaged" in row["note"]
+
+
+def test_there_is_no_legend_of_times_where_no_cell_has_one(sweep, out):
+    found = sweep(given={"planners": ["full", "mimose"]})
+    text = summary.describe(summary.rows(found, out))
+    assert "time relative to the baseline" not in text
+    assert text.count("done") == 2
+    assert "None" not in text

@@ -9,6 +9,7 @@ import time
 
 import pandas as pd
 import pytest
+import torch
 
 from mimose_bench import cli
 from mimose_bench.experiments.reading import load_run
@@ -160,6 +161,10 @@ def test_a_cell_that_fails_is_a_row_and_exit_code_1(call, tmp_path):
         (["--seeds", "x"], "seeds are whole numbers, not 'x'"),
         (["--tasks", "qa-brt"], "did you mean 'qa-bert'?"),
         (["/no/such/grid.toml"], "cannot be read"),
+        (["--devices", "cpu,sim:nosuch"], "there is no simulated GPU called 'nosuch'"),
+        (["--devices", "sim:nosuch", "--dry-run"], "there is no simulated GPU called 'nosuch'"),
+        (["--devices", "gpu", "--dry-run"], "unknown device 'gpu'"),
+        (["--executor", "slurm", "--devices", "cuda:x"], "unknown device 'cuda:x'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(call, tmp_path, arguments, said):
@@ -171,6 +176,31 @@ def test_what_is_wrong_is_said_in_one_sentence(call, tmp_path, arguments, said):
     (line,) = err.splitlines()
     assert said in line
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_cuda_where_there_is_none_is_refused_but_for_a_clusters(call, tmp_path, monkeypatch, more):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    given = ["sweep", "--tasks", "qa-bert", "--planners", "full", "--devices", "cuda"]
+    code, printed, err = call(*given, *more, "--out", tmp_path / "out")
+    assert (code, printed) == (1, "")
+    assert "there is no CUDA device here" in err
+    assert not (tmp_path / "out").exists()
+    slurm = ["--executor", "slurm", "--dry-run"]
+    code, printed, _ = call(*given, *slurm, "--out", tmp_path / "out")
+    assert code == 0
+    assert "qa-bert full none cuda seed 42: to run" in printed
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_file_in_the_folders_place_is_one_sentence(call, tmp_path, more):
+    (tmp_path / "file").write_text("mine")
+    given = ["sweep", "--tasks", "qa-bert", "--planners", "full", "--devices", "cpu", *more]
+    code, printed, err = call(*given, "--out", tmp_path / "file")
+    assert (code, printed) == (1, "")
+    (line,) = err.splitlines()
+    assert "name another --out" in line
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize(("executor", "module"), [("slurm", "submitit"), ("ray", "ray")])

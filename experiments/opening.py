@@ -1,0 +1,35 @@
+"""Whether a device can be opened, asked before anything runs on it."""
+
+from __future__ import annotations
+
+from mimose.devices import open_device
+from mimose.devices.sim.gpus import load_gpu
+
+
+def require_device(name: str, *, here: bool = True) -> None:
+    """Raise what opening a device would raise, without opening one that works.
+
+    A device on cuda stays unopened: its context would hold the GPU's memory beside the runs'.
+
+    Args:
+        name: As :func:`mimose.devices.open_device` takes it.
+        here: Whether it is to work on this machine; a cluster's GPUs are on others.
+
+    Raises:
+        ValueError: If there is no such device.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "sim" and rest:
+        load_gpu(rest)
+        return
+    if name in ("auto", "cpu"):
+        return
+    if kind == "cuda" and (name == kind or rest.isdigit()) and (not here or _is_here(rest)):
+        return
+    open_device(name).close()
+
+
+def _is_here(index: str) -> bool:
+    import torch
+
+    return torch.cuda.is_available() and int(index or 0) < torch.cuda.device_count()
