@@ -212,7 +212,7 @@ def specification(
         sources=(
             f"attained_flops: median over {len(MATMULS)} products of BERT-base's shapes",
             f"host_unit_seconds, launch_seconds: measured on the host's {facts.host}",
-            f"host_unit_seconds.{' and .'.join(ASSUMED_EVICTION_SECONDS)}: assumed, the order of a "
+            f"host_unit_seconds.{', .'.join(ASSUMED_EVICTION_SECONDS)}: assumed, the order of a "
             "runtime in C++",
         ),
     )

@@ -95,7 +95,8 @@ class Work:
             judged, and one for each block that the greedy rule sorted or took.
         updates: Figures learned from a finished step.
         evaluations: Values of a heuristic worked out in choosing a tensor to evict.
-        metadata: Costs, neighbours and access times read or written to keep heuristics up to date.
+        metadata: Neighbours and costs read to work those values out.
+        upkeep: Neighbours and costs read or written when a tensor leaves or comes back.
     """
 
     lookups: int = 0
@@ -104,6 +105,7 @@ class Work:
     updates: int = 0
     evaluations: int = 0
     metadata: int = 0
+    upkeep: int = 0
 
     def __add__(self, other: Work) -> Work:
         """Return both together."""
@@ -114,6 +116,7 @@ class Work:
             self.updates + other.updates,
             self.evaluations + other.evaluations,
             self.metadata + other.metadata,
+            self.upkeep + other.upkeep,
         )
 
     @property

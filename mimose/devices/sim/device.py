@@ -134,6 +134,7 @@ class SimDevice(ModelledDevice):
             + work.updates * price["update"]
             + work.evaluations * price["evaluation"]
             + work.metadata * price["metadata"]
+            + work.upkeep * price["upkeep"]
         )
         self.clock.work(seconds)
         return seconds

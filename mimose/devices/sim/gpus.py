@@ -44,10 +44,10 @@ ALIASES = {
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 """What matrix products are computed in."""
 
-WORK_UNITS = ("lookup", "estimate", "candidate", "update", "evaluation", "metadata")
+WORK_UNITS = ("lookup", "estimate", "candidate", "update", "evaluation", "metadata", "upkeep")
 """Units of planning work, priced in ``host_unit_seconds``; see :class:`mimose.records.Work`."""
 
-ASSUMED_EVICTION_SECONDS = {"evaluation": 0.2e-6, "metadata": 0.2e-6}
+ASSUMED_EVICTION_SECONDS = {"evaluation": 0.2e-6, "metadata": 0.2e-6, "upkeep": 0.2e-6}
 """Prices of the units of tensor-level eviction that no measurement stands behind: the order of a
 runtime in C++, as DTR's original is, which Python on this host would not tell."""
 

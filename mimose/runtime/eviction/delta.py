@@ -190,6 +190,7 @@ class Delta(Heuristic):
         """
         candidates: Iterable[Storage] = pool.sample(self.random) if self.sampling else pool
         most, chosen, count = 0.0, None, 0
+        before = self.stats.accesses
         self._look(now)
         gone = self.stats.num_evictions + self.stats.num_swaps_out
         if gone != self._gone:
@@ -205,6 +206,7 @@ class Delta(Heuristic):
                 self._useless.add(storage)
             if gain > most:
                 most, chosen = gain, storage
+        self.stats.read += self.stats.accesses - before
         self.stats.accesses += count
         return chosen
 

@@ -108,6 +108,7 @@ class Stats:
         recompute_cost: Cost of those that ran again.
         evaluations: Storages whose worth was computed to choose one.
         accesses: Storages and tensors looked at to compute that, and to keep metadata.
+        read: Those of them looked at to compute it, the storages themselves left out.
         search_seconds: Time spent choosing.
         maintenance_seconds: Time spent keeping metadata.
     """
@@ -123,6 +124,7 @@ class Stats:
         "num_swaps_in",
         "num_swaps_out",
         "operator_cost",
+        "read",
         "recompute_cost",
         "search_seconds",
         "swapped_bytes",
@@ -140,6 +142,7 @@ class Stats:
         self.recompute_cost: float = 0
         self.evaluations = 0
         self.accesses = 0
+        self.read = 0
         self.search_seconds = 0.0
         self.maintenance_seconds = 0.0
 

@@ -54,7 +54,7 @@ class Heuristic:
     def choose(self, pool: Pool, now: float) -> Storage | None:
         """Return the storage of least worth, the last one among equals."""
         candidates: Iterable[Storage] = pool.sample(self.random) if self.sampling else pool
-        evaluate = self.evaluate
+        evaluate, before = self.evaluate, self.stats.accesses
         lowest, chosen, count = inf, None, 0
         for storage in candidates:
             count += 1
@@ -63,6 +63,7 @@ class Heuristic:
                 lowest, chosen = worth, storage
                 if worth == 0:
                     break
+        self.stats.read += self.stats.accesses - before
         self.stats.evaluations += count
         self.stats.accesses += count
         return chosen

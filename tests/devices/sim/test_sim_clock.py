@@ -195,11 +195,13 @@ def test_copies_on_their_own_stream_overlap_with_kernels(device):
 
 def test_planning_is_charged_by_what_it_counts(device):
     price = GPU.host_unit_seconds
-    work = Work(lookups=1, estimates=12, candidates=3, updates=2, evaluations=50, metadata=7)
+    work = Work(
+        lookups=1, estimates=12, candidates=3, updates=2, evaluations=50, metadata=7, upkeep=9
+    )
     expected = (
         price["lookup"] + 12 * price["estimate"] + 3 * price["candidate"] + 2 * price["update"]
     )
-    expected += 50 * price["evaluation"] + 7 * price["metadata"]
+    expected += 50 * price["evaluation"] + 7 * price["metadata"] + 9 * price["upkeep"]
     before = device.clock.host
     assert device.charge(work, 123.0) == pytest.approx(expected)
     assert device.clock.host - before == pytest.approx(expected)

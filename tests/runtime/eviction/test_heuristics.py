@@ -288,3 +288,12 @@ def test_a_chain_is_played_within_its_budget(name, sampling):
     assert outcome.peak <= 12
     assert outcome.stats.operator_cost == 80
     assert outcome.clock == 80 + outcome.stats.recompute_cost
+
+
+def test_what_is_read_to_choose_is_told_from_upkeep():
+    """The two have prices of their own in a simulation."""
+    tight, free = (play(unit_chain(30), DtrEq(), budget).stats for budget in (10, None))
+    assert 0 < tight.read < tight.accesses - tight.evaluations
+    # Nothing is chosen without a budget, and what is released still joins a component.
+    assert free.read == free.evaluations == 0
+    assert free.accesses > 0
