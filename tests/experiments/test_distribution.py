@@ -89,5 +89,5 @@ def test_an_epochs_batches_are_looked_at_the_smaller_last_one_left_out():
 
 def test_the_drawing_is_written(tmp_path):
     paths = draw_distribution(found(), tmp_path)
-    assert [p.suffix for p in paths] == [".png", ".pdf"]
+    assert [p.suffix for p in paths] == [".png", ".pdf", ".svg"]
     assert all(p.stat().st_size > 1000 for p in paths)
