@@ -7,7 +7,16 @@ from mimose.costs import Infeasible
 from mimose.plan import Plan, Region
 from mimose.planners import PLANNERS
 
-__all__ = ["PLANNERS", "Handle", "Infeasible", "Plan", "Region", "Thrashing", "attach"]
+__all__ = [
+    "PLANNERS",
+    "Handle",
+    "Infeasible",
+    "MimoseCallback",
+    "Plan",
+    "Region",
+    "Thrashing",
+    "attach",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -16,6 +25,10 @@ def __getattr__(name: str) -> object:
         from mimose import handle
 
         return getattr(handle, name)
+    if name == "MimoseCallback":
+        from mimose.integrations.transformers import MimoseCallback
+
+        return MimoseCallback
     if name == "Thrashing":
         from mimose.runtime.eviction.engine import Thrashing
 

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -21,33 +20,30 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mimose.devices import device_for
+from mimose.asking import Asked
+from mimose.attaching import budget_bytes, check_model, check_size, chosen_planner, open_for
+from mimose.attempts import Attempt, attempts
 from mimose.devices.base import Device
-from mimose.devices.tensors import storage_bytes
 from mimose.eviction import Eviction
 from mimose.plan import Plan
-from mimose.planners import make_planner
 from mimose.planners.base import Planner
-from mimose.planners.static import Progress, Solution, Static
+from mimose.profiling import Profiled
 from mimose.records import (
     NO_WORK,
     Decision,
-    Measured,
     ModelInfo,
     Outcome,
     Situation,
     Size,
     StepRecord,
 )
+from mimose.report import Tally
 from mimose.runtime.blocks import find_blocks
-from mimose.runtime.evicting import NoRoomError
 from mimose.runtime.executor import Executor
-from mimose.runtime.optimizers import optimizer_costs
-from mimose.runtime.recovery import Undo, add_to_message, drop_frames
+from mimose.runtime.recovery import Undo
 from mimose.runtime.sizes import size_of
 from mimose.runtime.step import OpenStep
 from mimose.schedule import AnyPlan
-from mimose.units import format_bytes, parse_bytes
 
 T = TypeVar("T")
 Stage = Callable[[], None]
@@ -57,15 +53,12 @@ _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 _GRADS_LOOKED_AT = 16
 
-# A simulated pass takes the same time whenever it is taken.
-_TIMED_PASSES = {"sim": 0, "cpu": 3, "cuda": 3}
-
 _attached: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def attach(
     model: torch.nn.Module,
-    budget: int | str | None,
+    budget: int | float | str | None,
     planner: str | Planner = "mimose",
     *,
     blocks: Sequence[str] | None = None,
@@ -79,8 +72,9 @@ def attach(
     Args:
         model: The model, already where it will train.
         budget: Bound on the bytes that the device's caching allocator reserves: an ``int``, text
-            such as ``"6GB"`` (GB and GiB both mean 2**30 bytes), or None or ``"none"`` for no
-            bound.
+            such as ``"6GB"`` (GB and GiB both mean 2**30 bytes), a share of the device's memory
+            such as ``"80%"`` (of the GPU's, or on the CPU of the machine's), or None or ``"none"``
+            for no bound.
         planner: A planner's name (``mimose.PLANNERS`` lists them), ``package.module:Class``, or
             a planner.
         blocks: Patterns of the names of the modules to treat as blocks; by default they are found.
@@ -95,56 +89,27 @@ def attach(
         The handle; ``handle.detach()`` gives the model back as it was.
 
     Raises:
-        ValueError: If the model is attached already or has no blocks and the planner needs some, or
-            if the budget is not one or is less than the parameters take.
+        ValueError: If the model is attached already, compiled as a whole, or has no blocks and the
+            planner needs some, or if the budget is not one or is less than the parameters take.
     """
+    check_model(model)
     if model in _attached:
         raise ValueError("this model is attached already: call detach() on its handle first")
-    unlimited = budget is None or str(budget).strip().lower() == "none"
-    budget_bytes = None if unlimited else parse_bytes(budget)  # type: ignore[arg-type]
-    if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"mimose.attach takes a torch.nn.Module, not {type(model).__name__}")
-    chosen = make_planner(planner, **options) if isinstance(planner, str) else planner
-    if not callable(getattr(chosen, "plan", None)) or isinstance(chosen, type):
-        raise ValueError(
-            f"planner is a name or a planner, not {planner!r}: mimose.PLANNERS lists the names"
-        )
+    chosen = chosen_planner(planner, options)
     found = find_blocks(model, blocks, required=getattr(chosen, "needs_blocks", True))
-    parameters = storage_bytes([*model.parameters(), *model.buffers()])
-    if budget_bytes is not None and parameters > budget_bytes:
-        raise ValueError(
-            f"a budget of {format_bytes(budget_bytes)} is less than the model's parameters take "
-            f"({format_bytes(parameters)}): give a larger budget or use a smaller model"
-        )
-    if isinstance(device, str):
-        raise ValueError(
-            f"device is one that is open, not its name: mimose.devices.open_device({device!r})"
-        )
-    owned = device is None
-    if device is None:
-        if _attached and next(model.parameters()).device.type == "cpu":
-            raise ValueError(
-                "another model is attached on the cpu, whose memory can be counted for one at a "
-                "time: call detach() on its handle first"
-            )
-        device = device_for(model)
-    place = next(model.parameters()).device.type if parameters else device.torch_device.type
-    if place != device.torch_device.type:
-        raise ValueError(
-            f"the model is on {place} and the device counts {device.torch_device.type}: "
-            "call device.adopt(model) first, and make the optimizer afterwards"
-        )
+    limit = budget_bytes(budget, model, device)
+    opened, owned = open_for(model, device, another=bool(_attached))
     try:
         if enforce:
-            device.enforce(budget_bytes)
-        return Handle(model, chosen, device, found, budget_bytes, size, owned, enforce)
+            opened.enforce(limit)
+        return Handle(model, chosen, opened, found, limit, size, owned, enforce)
     except BaseException:
         if owned:
-            device.close()
+            opened.close()
         raise
 
 
-class Handle:
+class Handle(Asked, Profiled):
     """An attached model: plans, carries out and observes one step after another.
 
     Attributes:
@@ -170,6 +135,8 @@ class Handle:
         self.device = device
         self.budget_bytes = budget_bytes
         self._last_record: StepRecord | None = None
+        self._tally = Tally(budget_bytes)
+        self._attempt: Attempt | None = None
         config = getattr(model, "config", None)
         encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
         self._size = size or (lambda a, k: size_of(a, k, encoder_decoder=encoder_decoder))
@@ -213,6 +180,9 @@ class Handle:
         Raises:
             Infeasible: If the planner knows that no plan fits the budget.
         """
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.num_begun += 1
         if self._step is not None:
             self.end()
         device = self.device
@@ -240,6 +210,10 @@ class Handle:
             estimator_seconds=estimating,
             scheduler_seconds=choosing,
         )
+        if attempt is not None and attempt.ordered is not None:
+            self._step.ordered = attempt.ordered
+            self._executor.begin(attempt.ordered)
+            return
         self._executor.begin(decision.plan, collect=decision.collect)
 
     def decide(self, size: Size) -> Decision:
@@ -291,8 +265,7 @@ class Handle:
             if self.planner.rescued and step.backward_done is None:
                 self._undo.restore()
             device.release_cache()
-            self._last_record = record
-            return record
+            return self._closed(record)
         self._bind()
         started = time.perf_counter()
         work = self.planner.observe(record) or NO_WORK
@@ -300,8 +273,18 @@ class Handle:
         record.estimator_seconds += observing
         if record.step_seconds is not None:
             record.step_seconds += observing
+        return self._closed(record)
+
+    def _closed(self, record: StepRecord) -> StepRecord:
         self._last_record = record
+        self._tally.add(record)
         return record
+
+    def _close_retried(self) -> None:
+        """Close the step that ran out of memory in a window of several, which runs again."""
+        if self._step is not None:
+            self._step.retried = True
+            self.end()
 
     def run(self, function: Callable[[], T], *, grads_are_zero: bool = False) -> T:
         """Run the forward and backward pass of a step, again if it runs out of memory.
@@ -311,11 +294,12 @@ class Handle:
         plan that the planner knows to need less. Not so if the planner is one that is never
         rescued, or if gradients other than zeros were there before (of earlier micro-batches):
         those could not be told apart. The optimizer's step does not belong in it: it cannot be
-        undone.
+        undone, and an error after it has begun is raised as it is.
 
         Args:
-            function: Computes the loss and its gradients. What its local variables hold is let go
-                before the second attempt.
+            function: Computes the loss and its gradients. With gradient accumulation it runs all
+                micro-batches of the optimizer's step, which are all run again. What its local
+                variables hold is let go before the second attempt.
             grads_are_zero: Whether gradients that exist already are known to be zeros, so that
                 nobody has to look.
 
@@ -337,181 +321,7 @@ class Handle:
         the better choice: a ``loss`` assigned in the loop's own body keeps a failed attempt's
         activations alive through the second one.
         """
-        if self._step is not None and self._step.forwarded is not None:
-            self.end()  # A user's own loop: the step before this one.
-        if not self.planner.rescued:
-            yield Attempt(self, last=True)
-            return
-        self._undo.save(grads_are_zero=grads_are_zero)
-        # Gradients of earlier micro-batches cannot be told from those of a failed one.
-        first = Attempt(self, last=not self._undo.possible)
-        yield first
-        if not first.failed:
-            return
-        self._undo.restore()
-        self.device.release_cache()
-        rescue = getattr(self.planner, "rescue", None)
-        frugal: AnyPlan | None = None if rescue is None else rescue()
-        if frugal is None:
-            frugal = Plan.recompute_each(len(self._executor.block_names))
-        if self._step is not None:
-            self._step.retried = True
-            self._step.ordered = frugal
-        self._executor.begin(frugal)
-        yield Attempt(self, last=True)
-
-    def profile(
-        self,
-        function: Callable[[], Any],
-        size: Size,
-        *,
-        optimizer: torch.optim.Optimizer | None = None,
-        keeps_gradients: bool = False,
-        progress: Progress | None = None,
-    ) -> Solution | None:
-        """Let a planner that plans once see the batch that it is to plan for.
-
-        The passes recompute every block, measure each, and leave nothing behind: gradients,
-        buffers and the random state are as before, and no optimizer steps. Planners that do not
-        ask for it are left alone.
-
-        Args:
-            function: Computes the loss of the largest batch and its gradients.
-            size: That batch's size.
-            optimizer: What will train the model: its state and temporaries are part of the peak.
-                By default they are taken to be Adam's.
-            keeps_gradients: Whether the loop leaves gradients allocated between steps, as
-                ``zero_grad(set_to_none=False)`` does.
-            progress: Is told how far a long solve has come.
-
-        Returns:
-            The planner's solution; None where the planner asks for no profile.
-
-        Raises:
-            Infeasible: If no plan fits.
-            torch.OutOfMemoryError: If not even the profiled passes fit.
-        """
-        planner = self.planner
-        if not isinstance(planner, Static):
-            return None
-        measured = self.measure(
-            function,
-            size,
-            plan=planner.profiling_plan,
-            optimizer=optimizer,
-            keeps_gradients=keeps_gradients,
-        )
-        return planner.take_profile(measured, progress)
-
-    def measure(
-        self,
-        function: Callable[[], Any],
-        size: Size,
-        *,
-        plan: Plan | Callable[[], Plan],
-        optimizer: torch.optim.Optimizer | None = None,
-        keeps_gradients: bool = False,
-        grads_are_zero: bool = False,
-    ) -> Measured:
-        """Run the passes of :meth:`profile` and return what they show, for any planner.
-
-        Args:
-            function: As for :meth:`profile`, as are the others.
-            size: The batch's size.
-            plan: What the passes carry out, or
-                :meth:`mimose.planners.static.Static.profiling_plan`, which is asked anew once a
-                first pass has shown how many blocks there are.
-            optimizer: What will train the model.
-            keeps_gradients: Whether the loop leaves gradients allocated between steps.
-            grads_are_zero: Whether gradients that exist already are known to be zeros, so that
-                nobody has to look.
-
-        Raises:
-            ValueError: If there are gradients already.
-            torch.OutOfMemoryError: If a pass does not fit.
-        """
-        _check_size(size, "size is")
-        if self._step is not None:
-            self.end()
-        device = self.device
-        # The first pass counts FLOPs, which takes time, and warms up what has to be.
-        records: list[StepRecord] = []
-        while len(records) <= _TIMED_PASSES[device.kind]:
-            passed = plan() if callable(plan) else plan
-            records.append(
-                self._profiled_pass(
-                    passed, function, size, keeps_gradients, grads_are_zero, count=not records
-                )
-            )
-            if callable(plan) and plan() != passed:
-                records.clear()  # Modules are called more often than had been thought.
-        trainable = [p for p in self._parameters if p.requires_grad]
-        gradients = sum(p.numel() * p.element_size() for p in trainable)
-        state, temporary = optimizer_costs(optimizer, device, gradients)
-        device.release_cache()
-        before = records[-1].situation
-        steady = replace(
-            before,
-            resident_bytes=before.resident_bytes + (0 if before.optimizer_ready else state),
-            grads_resident=keeps_gradients,
-            optimizer_ready=True,
-            reserved_bytes=device.reserved_bytes(),
-        )
-        return Measured(tuple(records), steady, state, temporary)
-
-    def _profiled_pass(
-        self,
-        plan: Plan,
-        function: Callable[[], Any],
-        size: Size,
-        keeps_gradients: bool,
-        grads_are_zero: bool,
-        *,
-        count: bool,
-    ) -> StepRecord:
-        device = self.device
-        self._undo.save(grads_are_zero=grads_are_zero)
-        if not self._undo.possible:
-            raise ValueError(
-                "there are gradients, which profiling would mix with its own: call "
-                "handle.profile() before training, or optimizer.zero_grad() first"
-            )
-        try:
-            if keeps_gradients:
-                for parameter in self._parameters:
-                    if parameter.requires_grad and parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-            device.begin_step()
-            situation = self._situation()
-            self._step = OpenStep(
-                size,
-                situation,
-                Decision(plan, "profile", collect=True),
-                started=device.now(),
-                planned=device.now(),
-                estimator_seconds=0.0,
-                scheduler_seconds=0.0,
-            )
-            self._executor.begin(plan, collect=True, count=count)
-            with self._executor.counting():
-                function()
-            step, self._step = self._step, None
-            if step is None:
-                raise ValueError(
-                    "the profiled function ended its own step: let it compute a loss and its "
-                    "gradients and nothing else"
-                )
-            step.optimized = device.now()
-            record = step.record(device, self._executor)
-            record.phase = "profile"
-            memory = device.end_step()
-            record.peak_allocated_bytes = memory.peak_allocated
-            record.peak_reserved_bytes = memory.peak_reserved
-        finally:
-            self._step = None
-            self._undo.restore()
-        self._bind()
-        return record
+        return attempts(self, grads_are_zero=grads_are_zero)
 
     def stand_in(self, plan: AnyPlan, forward: Stage, backward: Stage) -> None:
         """Carry out the open step's passes by stand-ins, as a replayed step does.
@@ -578,12 +388,6 @@ class Handle:
             self._executor.evictions.abandon()
             self.detach()
             raise
-
-    def __repr__(self) -> str:
-        budget = "no budget" if self.budget_bytes is None else format_bytes(self.budget_bytes)
-        name = type(self.model).__name__
-        blocks = len(self._executor.block_names)
-        return f"<mimose {self.planner.name} on {name}: {blocks} blocks, {budget}>"
 
     @property
     def last_record(self) -> StepRecord | None:
@@ -690,8 +494,13 @@ class Handle:
             # Without data there are no activations: the pass runs as it is, in no step.
             self.end()
             return
-        _check_size(size, "size= returned")
+        check_size(size, "size= returned")
         self.begin(size)
+
+    def _size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Size:
+        size = self._size(args, kwargs)
+        check_size(size, "size= returned")
+        return size
 
     def _after_forward(self) -> None:
         step = self._step
@@ -709,6 +518,8 @@ class Handle:
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         step = self._step
+        if self._attempt is not None and self._owns(optimizer):
+            self._attempt.stepped = True
         if step is not None and step.backward_done is None and self._owns(optimizer):
             self._executor.evictions.stop()
             step.backward_done = self.device.now()
@@ -720,58 +531,6 @@ class Handle:
         self._optimizer_ready = True
         if self._step is not None:
             self._step.optimized = self.device.now()
-
-
-def _check_size(size: Any, what: str) -> None:
-    whole = isinstance(size, tuple) and all(isinstance(x, int) and x > 0 for x in size)
-    if not whole or not size:
-        raise ValueError(
-            f"{what} {size!r}: it is to be a tuple of positive integers, the batch first, for "
-            "example (8, 512)"
-        )
-
-
-class Attempt:
-    """One try at a step's forward and backward pass; see :meth:`Handle.attempts`."""
-
-    def __init__(self, handle: Handle, *, last: bool) -> None:
-        self._handle = handle
-        self._last = last
-        self.failed = False
-
-    def __enter__(self) -> None:
-        step = self._handle._step
-        if step is not None:
-            step.forwarded = step.carried_out = None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> bool:
-        if error is not None:
-            self._handle._executor.evictions.abandon()
-        if not isinstance(error, torch.OutOfMemoryError):
-            return False
-        self.failed = True
-        device = self._handle.device
-        if self._last:
-            step = self._handle._step
-            if isinstance(error, NoRoomError):
-                return False  # It has said all there is to say.
-            parts = []
-            if "largest free block" not in str(error):  # CUDA's own message does not say.
-                free = format_bytes(device.largest_free_block_bytes())
-                parts.append(f"The largest free block is {free}.")
-            if step is not None:
-                parts.append(f"The plan was: {step.plan}.")
-                if isinstance(step.plan, Eviction):
-                    parts.append("A larger reserve leaves more for fragmentation.")
-            add_to_message(error, parts)
-            return False
-        drop_frames(error)
-        return True
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:

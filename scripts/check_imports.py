@@ -34,6 +34,11 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "mimose_bench.plots": ("mimose_bench.cli", "typer", "torch", "transformers"),
 }
 
+# The adapters: nothing else in the library imports them, but for what mimose/__init__.py looks up
+# when it is asked for, nor the libraries that they are for, which need not be installed.
+ADAPTERS = "mimose.integrations"
+ADAPTED = ("transformers", "accelerate", "lightning", "pytorch_lightning", "peft")
+
 # The contracts that everything rests on: the standard library and one another only.
 CONTRACTS = (
     "mimose.plan",
@@ -90,13 +95,21 @@ def problems(root: Path) -> Iterator[str]:
                 within(module, source) and within(target, banned)
                 for source, targets in FORBIDDEN.items()
                 for banned in targets
-            ):
+            ) or _below_adapters(module, target):
                 yield f"{file}:{line}: {module} must not import {target}"
             elif module in CONTRACTS and not (
                 target.partition(".")[0] in sys.stdlib_module_names
                 or any(within(target, contract) for contract in CONTRACTS)
             ):
                 yield f"{file}:{line}: {module} may import the standard library only, not {target}"
+
+
+def _below_adapters(module: str, target: str) -> bool:
+    if not within(module, "mimose") or within(module, ADAPTERS):
+        return False
+    if within(target, ADAPTERS):
+        return module != "mimose"
+    return any(within(target, library) for library in ADAPTED)
 
 
 def main() -> int:

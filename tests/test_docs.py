@@ -18,6 +18,7 @@ PAGES = [
     "docs/simulation.md",
     "docs/sweep.md",
     "docs/tasks.md",
+    "docs/use.md",
 ]
 COMMANDS = [
     (page, line.strip())

@@ -38,6 +38,8 @@ def test_every_module_is_looked_at(checker):
         ("mimose/runtime/executor.py", "import mimose.planners.full", "mimose.planners.full"),
         ("mimose/plan.py", "import numpy", "numpy"),
         ("mimose/costs.py", "from mimose.handle import attach", "mimose.handle.attach"),
+        ("mimose/handle.py", "import mimose.integrations.shared", "mimose.integrations.shared"),
+        ("mimose/runtime/blocks.py", "def f():\n    import transformers", "transformers"),
         ("experiments/run.py", "from mimose_bench import cli", "mimose_bench.cli"),
         ("plots/loss.py", "import typer", "typer"),
     ],
@@ -56,6 +58,8 @@ def test_a_wrong_arrow_is_named(checker, tmp_path, path, code, culprit):
     [
         ("mimose/plan.py", "from mimose.costs import Infeasible\nimport dataclasses"),
         ("mimose/runtime/executor.py", "import torch\nfrom mimose.devices import base"),
+        ("mimose/__init__.py", "from mimose.integrations.transformers import MimoseCallback"),
+        ("mimose/integrations/transformers.py", "import transformers\nfrom mimose import handle"),
         ("plots/loss.py", "from mimose_bench.experiments import reading"),
         ("cli.py", "import typer\nfrom mimose_bench import plots"),
     ],

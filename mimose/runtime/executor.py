@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -108,6 +108,8 @@ class Executor:
             BlockForward(b.module, self._switch, i, b.name, StepState(b.module, b.name))
             for i, b in enumerate(blocks)
         ]
+        for wrapper in self._wrappers:
+            wrapper.follow_compiling()
         self._model_wrapper = ModelForward(model, self)
         self._number_blocks()
 
@@ -161,6 +163,32 @@ class Executor:
         numbers = {key: number for number, key in enumerate(self._order.keys)}
         return collector.collected(numbers.__getitem__)
 
+    @property
+    def module_names(self) -> tuple[str, ...]:
+        """The qualified names of the block modules, each once."""
+        return tuple(wrapper.name for wrapper in self._wrappers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which calls the forward pass makes, and what was found of them, as plain data."""
+        return {
+            "exact": self._order.exact,
+            "calls": [list(key) for key in self._order.keys],
+            "free": sorted(map(list, self._free)),
+            "keep_only": sorted(map(list, self._keep_only)),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned, of a model with the same blocks."""
+        if not state["exact"]:
+            return
+        self._order.keys = [(int(i), int(n)) for i, n in state["calls"]]
+        self._order.exact = True
+        self._free = {(int(i), int(n)) for i, n in state["free"]}
+        self._keep_only = {(int(i), int(n)) for i, n in state["keep_only"]}
+        self._flows.clear()
+        self._flow = None
+        self._number_blocks()
+
     def detach(self) -> None:
         """Restore the model exactly; whatever is still in flight finishes as it was planned.
 
@@ -184,6 +212,8 @@ class Executor:
             return inner(*args, **kwargs)
         if not self._model.training:
             return self._watch_untrained(inner(*args, **kwargs))
+        for wrapper in self._wrappers:
+            wrapper.follow_compiling()  # Layers may be compiled after attaching, too.
         if self._armed is None and self._on_forward is not None:
             self._on_forward(args, kwargs)
         armed, self._armed = self._armed, None

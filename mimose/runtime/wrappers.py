@@ -10,14 +10,37 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from mimose.runtime.executor import Executor
     from mimose.runtime.rerun import StepState
     from mimose.runtime.run import Run
+
+
+_COMPILED = "_compiled_call_impl"
+"""Where ``torch.nn.Module.compile`` leaves the compiled call."""
+
+
+COMPILED_WHOLE = (
+    "the whole model is compiled, and one compiled graph would be made for every plan: attach and "
+    "train the model as it was before torch.compile, and call layer.compile() on each of its "
+    "layers instead"
+)
+
+
+def _refuse_compiling() -> None:
+    raise ValueError(COMPILED_WHOLE)
+
+
+# So that it is not traced but called, and the error is the user's. `torch.compiler.disable` does
+# the same, and imports the whole compiler for it.
+_refuse_compiling._torchdynamo_disable = True  # type: ignore[attr-defined]
+_refuse_compiling._torchdynamo_disable_msg = None  # type: ignore[attr-defined]
 
 
 class Switch:
@@ -94,6 +117,27 @@ class BlockForward(Wrapper):
         self.count = 0
         self.numbers: list[int] = []
 
+    def follow_compiling(self) -> None:
+        """Move to where ``module.compile()`` put the compiled call, so as to stay outside of it.
+
+        Within, every plan would be compiled into a graph of its own; outside, a kept and a
+        recomputed call run the same one.
+        """
+        compiled = self.module.__dict__.get(_COMPILED)
+        if compiled is None or compiled is self or self.module.__dict__.get("forward") is not self:
+            return
+        super().remove()
+        self.inner = compiled
+        self.module.__dict__[_COMPILED] = self
+        self.checkpoints = False  # Looking for one takes a hook, which would be compiled, too.
+
+    def remove(self) -> None:
+        """Put back what was there before."""
+        if self.module.__dict__.get(_COMPILED) is self:
+            self.module.__dict__[_COMPILED] = self.inner
+        else:
+            super().remove()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block as the pass in progress says, or plainly without one."""
         run = self.switch.run
@@ -103,21 +147,38 @@ class BlockForward(Wrapper):
 
 
 class ModelForward(Wrapper):
-    """Stands in for the model's ``forward``: opens and closes the executor's pass."""
+    """Stands in for the model's ``forward``: opens and closes the executor's pass.
 
-    __slots__ = ("executor",)
+    Attributes:
+        around: Makes a context for the whole pass, or None. A library that wraps ``forward`` in
+            autocast does so below this wrapper, and the plan has to know of it before.
+    """
+
+    __slots__ = ("around", "executor")
 
     def __init__(self, module: nn.Module, executor: Executor) -> None:
         super().__init__(module)
         self.executor: Executor | None = executor
+        self.around: Callable[[], AbstractContextManager[Any]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward pass under the executor."""
+        """Run the model's forward pass under the executor.
+
+        Raises:
+            ValueError: If the pass is being compiled as a whole, and is to be trained.
+        """
+        if torch.compiler.is_compiling():
+            if self.executor is not None and self.module.training and torch.is_grad_enabled():
+                _refuse_compiling()
+            return self.inner(*args, **kwargs)
         if self.executor is None:
             return self.inner(*args, **kwargs)
-        return self.executor.run_forward(self.inner, args, kwargs)
+        if self.around is None:
+            return self.executor.run_forward(self.inner, args, kwargs)
+        with self.around():
+            return self.executor.run_forward(self.inner, args, kwargs)
 
     def remove(self) -> None:
         """Put back what was there before, and let go of the executor."""
         super().remove()
-        self.executor = None
+        self.executor = self.around = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 import warnings
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from mimose.planners.bound import Bound, recomputable, recompute_all
 from mimose.planners.mimose import authors, entries
 from mimose.planners.mimose.cache import Entry, least_of, round_up
 from mimose.planners.mimose.drift import Drift
+from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.reserve import Need, Reserve
 from mimose.planners.mimose.scheduler import check_feasible
@@ -38,6 +40,8 @@ _AUTHORS_MARGIN_SHARE = 0.1
 _SEGMENT_BYTES = 20 << 20
 # A quadratic is trusted to refuse a step up to this many times beyond what it was fitted to.
 _REACH = 2
+# No length is looked for beyond this one.
+_LONGEST = 1 << 20
 # A figure a step: its peak, for margin and drift.
 _LOOKUP, _OBSERVED = Work(lookups=1), Work(updates=1)
 
@@ -57,6 +61,11 @@ class _Pending:
     step_bytes: int
     need: Need
     exact_size: bool
+
+
+def _tells(estimator: Estimator) -> bool:
+    """Whether samples are enough to say what a size beyond them takes."""
+    return estimator.num_shapes > 2 and estimator.determined
 
 
 def _need(peak: int, packed: Packed) -> Need:
@@ -166,6 +175,50 @@ class Mimose(Bound):
             return self._shelter(size, situation, known, reserve, started)
         return self._respond(size, situation, known, reserve, started)
 
+    def longest(self, size: Size, situation: Situation) -> int:
+        """Return the greatest first length with which a batch like ``size`` fits.
+
+        That is with every block recomputed, and either with room for the margin and for what is
+        lost to packing, or as a sheltered step has shown. 0 if not even one of 1 fits. The other
+        extents stay as they are.
+
+        Raises:
+            ValueError: If there is no budget, or too few lengths were seen to tell.
+        """
+        reserve = self._reserve
+        if reserve is None:
+            raise ValueError("without a budget every length fits: attach with a budget")
+        known = self._known.get(situation.signature)
+        estimator = None
+        if known is not None and known.has_samples and known.block_names == self.info.block_names:
+            estimator = known.estimator(situation.grads_resident, self.info)
+        if estimator is None or not _tells(estimator):
+            raise ValueError(
+                "which length fits is not known yet, since it takes three different ones to tell: "
+                "ask again after some more steps"
+            )
+        reserve.align(situation.reserved_bytes)
+        return self._longest(size, situation, estimator, reserve)
+
+    def _longest(
+        self,
+        size: Size,
+        situation: Situation,
+        estimator: Estimator,
+        reserve: Reserve,
+    ) -> int:
+        plan = recompute_all(self.info)
+        seen = estimator.longest_seen(size)
+
+        def fits(length: int) -> bool:
+            tried = (size[0], length, *size[2:])
+            step_bytes, packed = self._sheltered_bytes(tried, situation, estimator, plan)
+            peak = situation.resident_bytes + self._inflated(step_bytes)
+            lost = 0 if length <= seen else packed.waste_bytes + reserve.margin_bytes
+            return peak + lost <= reserve.budget_bytes
+
+        return bisect.bisect_left(range(1, _LONGEST + 1), True, key=lambda x: not fits(x))
+
     def observe(self, record: StepRecord) -> Work:
         """Learn from a finished step; return the work, the fit to new samples included."""
         reserve, pending = self._reserve, self._pending
@@ -194,9 +247,9 @@ class Mimose(Bound):
         ):
             resident = record.situation.resident_bytes
             measured = record.peak_allocated_bytes - resident
-            self._drift.observe(
-                pending.step_bytes, measured, resident, exact_size=pending.exact_size
-            )
+            # The optimizer's step was planned for, and may not have followed (accumulation).
+            exact = pending.exact_size and record.optimizer_seconds != 0.0
+            self._drift.observe(pending.step_bytes, measured, resident, exact_size=exact)
         return _OBSERVED + Work(updates=learned) if learned else _OBSERVED
 
     def state_dict(self) -> dict[str, Any]:
@@ -261,22 +314,15 @@ class Mimose(Bound):
         """
         info = self.info
         estimator = known.estimator(situation.grads_resident, info)
-        profile = estimator.predict(estimator.clip(size))
-        predicted = time.perf_counter()
         plan = recompute_all(info)
-        step_bytes = entries.step_bytes_of(profile, plan, situation, info)
-        # The collector runs each block's forward once with its activations kept.
-        step_bytes = max(step_bytes, max(map(sum, zip(profile.level, profile.kept_peak))))
+        step_bytes, packed = self._sheltered_bytes(size, situation, estimator, plan)
+        predicted = time.perf_counter()
         resident = situation.resident_bytes
         peak = resident + self._inflated(step_bytes)
-        packing = estimator.packing(size)
-        packed = Packed() if packing is None else packing.pack(sorted(plan.recomputed))
-        shapes_seen = (estimator.num_shapes > 2 and estimator.determined) or estimator.is_within(
-            size
-        )
+        shapes_seen = _tells(estimator) or estimator.is_within(size)
         greatest = estimator.fitted_range[1]
         if shapes_seen and all(x <= _REACH * g for x, g in zip(size, greatest)):
-            self._check_feasible(size, peak, packed, reserve)
+            self._check_feasible(size, peak, packed, situation, known, reserve)
         collect = size not in known.unmeasurable
         decision = Decision(
             plan,
@@ -286,8 +332,20 @@ class Mimose(Bound):
         )
         need = _need(peak, packed)
         self._pending = _Pending(plan, step_bytes, need, exact_size=False)
-        work += Work(estimates=profile.num_blocks, candidates=profile.num_blocks)
+        work += Work(estimates=info.num_blocks, candidates=info.num_blocks)
         return self._decide(decision, size, need, situation, reserve, started, predicted, work)
+
+    def _sheltered_bytes(
+        self, size: Size, situation: Situation, estimator: Estimator, plan: Plan
+    ) -> tuple[int, Packed]:
+        """Return a sheltered step's peak above the resident bytes, and how its tensors lie."""
+        profile = estimator.predict(estimator.clip(size))
+        step_bytes = entries.step_bytes_of(profile, plan, situation, self.info)
+        # The collector runs each block's forward once with its activations kept.
+        step_bytes = max(step_bytes, max(map(sum, zip(profile.level, profile.kept_peak))))
+        packing = estimator.packing(size)
+        packed = Packed() if packing is None else packing.pack(sorted(plan.recomputed))
+        return step_bytes, packed
 
     def _respond(
         self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
@@ -333,7 +391,7 @@ class Mimose(Bound):
         self._pending = _Pending(entry.plan, step_bytes, need, exact_size=not below)
         # Only a plan that recomputes all it can may exceed the budget; the rounded-up size's peak
         # is no reason to refuse this one.
-        self._check_feasible(size, peak, entry.packed, reserve)
+        self._check_feasible(size, peak, entry.packed, situation, known, reserve)
         decision = Decision(
             entry.plan,
             "responsive",
@@ -432,15 +490,25 @@ class Mimose(Bound):
                 stacklevel=2,
             )
 
-    def _check_feasible(self, size: Size, peak: int, packed: Packed, reserve: Reserve) -> None:
-        """Refuse a step that cannot fit, and name a budget under which it would be planned."""
+    def _check_feasible(
+        self,
+        size: Size,
+        peak: int,
+        packed: Packed,
+        situation: Situation,
+        known: Knowledge,
+        reserve: Reserve,
+    ) -> None:
+        """Refuse a step that cannot fit, and name a budget and a length that would do."""
         if peak <= reserve.budget_bytes:
             return
         # The margin starts larger under a larger budget: an eighth of it at most.
         need = peak + packed.waste_bytes
         larger = self._new_reserve(replace(self.info, budget_bytes=need + need // 7))
         margin = max(reserve.margin_bytes, larger.margin_bytes)
-        check_feasible(size, peak, packed.waste_bytes + margin, reserve.budget_bytes)
+        estimator = known.estimator(situation.grads_resident, self.info)
+        longest = self._longest(size, situation, estimator, reserve)
+        check_feasible(size, peak, packed.waste_bytes + margin, reserve.budget_bytes, longest)
 
     def _terms(self, reserve: Reserve) -> entries.Terms:
         return entries.Terms(

@@ -82,11 +82,20 @@ def schedule(
         left = [b for b in left if b not in gone]
 
 
-def check_feasible(size: Size, peak_bytes: int, lost_bytes: int, budget_bytes: int) -> None:
+def check_feasible(
+    size: Size, peak_bytes: int, lost_bytes: int, budget_bytes: int, longest: int | None = None
+) -> None:
     """Refuse a step whose least peak exceeds the budget.
 
     What is lost to packing and the margin are estimates, so a step that fits but for ``lost_bytes``
-    of them may run; the least budget that is named has room for them.
+    of them may run; the least budget and the length that are named have room for them.
+
+    Args:
+        size: The step's size.
+        peak_bytes: Its predicted peak with every block recomputed.
+        lost_bytes: What is lost to packing, and the margin.
+        budget_bytes: The budget.
+        longest: The greatest first length that would fit with this batch, where that is known.
 
     Raises:
         Infeasible: If ``peak_bytes`` is more than ``budget_bytes``.
@@ -94,9 +103,12 @@ def check_feasible(size: Size, peak_bytes: int, lost_bytes: int, budget_bytes: i
     if peak_bytes <= budget_bytes:
         return
     least = peak_bytes + lost_bytes
+    advice = "give a larger budget or a smaller batch"
+    if longest is not None and 0 < longest < size[1]:
+        advice += f", or cut lengths to {longest}, which would fit"
     raise Infeasible(
         f"a mini-batch of size {' x '.join(map(str, size))} needs {format_bytes(least, up=True)} "
         f"even with every block recomputed, and the budget is {format_bytes(budget_bytes)}: "
-        "give a larger budget or a smaller batch",
+        + advice,
         least,
     )

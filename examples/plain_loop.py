@@ -1,0 +1,66 @@
+"""A plain PyTorch loop under a memory budget, saved halfway and resumed.
+
+python examples/plain_loop.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from generated import BATCH, BUDGET, Texts, build_model, collate
+from torch.utils.data import DataLoader
+
+import mimose
+
+
+def train(
+    folder: Path, budget: str | None = BUDGET, *, steps: int = 16, resume: bool = False
+) -> list[float]:
+    """Train and return the losses.
+
+    Args:
+        folder: Where the checkpoint is.
+        budget: The budget; None for plain training.
+        steps: At which step to stop.
+        resume: Whether to go on from the checkpoint.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = build_model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    planner = "baseline" if budget is None else "mimose"
+    options = {} if budget is None else {"sheltered": 6}
+    handle = mimose.attach(model, budget, planner, **options)
+
+    step, losses = 0, []
+    if resume:
+        saved = torch.load(folder / "plain.pt")
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        handle.load_state_dict(saved["mimose"])  # What was learned: nothing is measured again.
+        step, losses = saved["step"], saved["losses"]
+
+    batches = list(DataLoader(Texts(), batch_size=BATCH, collate_fn=collate))
+    for batch in batches[step:steps]:
+        torch.manual_seed(step)  # Dropout: the same whether the run was interrupted or not.
+        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        step += 1
+
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state.update(mimose=handle.state_dict(), step=step, losses=losses)
+    torch.save(state, folder / "plain.pt")
+    print(handle.summary())
+    handle.detach()
+    return losses
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        train(Path(folder), steps=8)
+        print(train(Path(folder), resume=True))

@@ -1,0 +1,146 @@
+"""What a handle tells: the plan for a batch, the longest one, what it learned, and its figures."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mimose.devices.base import Device
+from mimose.learning import check_state, state_of
+from mimose.planners.base import Planner
+from mimose.records import Situation, Size
+from mimose.report import Tally
+from mimose.runtime.executor import Executor
+from mimose.schedule import AnyPlan
+from mimose.units import format_bytes
+
+
+class Asked:
+    """The part of a handle that answers questions and changes no step."""
+
+    model: torch.nn.Module
+    planner: Planner
+    device: Device
+    budget_bytes: int | None
+    _executor: Executor
+    _tally: Tally
+
+    def _size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Size:
+        raise NotImplementedError
+
+    def _situation(self) -> Situation:
+        raise NotImplementedError
+
+    def rebind(self) -> None:
+        """Tell the planner the facts about the model again."""
+        raise NotImplementedError
+
+    def plan_for(self, *args: Any, **kwargs: Any) -> AnyPlan:
+        """Return the plan that ``model(*args, **kwargs)`` would be given now; nothing is run.
+
+        The batch has to be on the device, and autocast on if it will be: both are part of what is
+        planned for. Before a sheltered step that is the plan which recomputes every block.
+
+        Raises:
+            Infeasible: If the planner knows that no plan fits the budget.
+        """
+        size = self._size_of(args, kwargs)
+        # On a copy, so that the step under way and the next one know nothing of the question.
+        return copy.deepcopy(self.planner).plan(size, self._situation()).plan
+
+    def longest(self, *args: Any, **kwargs: Any) -> int:
+        """Return the longest padded length at which a batch like this one fits.
+
+        That is with every block recomputed, and with the margin left that the planner keeps for
+        fragmentation. A model may have a maximum length of its own, which is not looked at. For
+        images it is an area (height x width).
+
+        Args:
+            *args: Arguments of the model's forward pass: their batch size counts, and every extent
+                but the first length.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            The length; 0 if not even one of 1 fits.
+
+        Raises:
+            ValueError: If the planner predicts nothing, has no budget or has not seen enough
+                lengths yet.
+        """
+        size = self._size_of(args, kwargs)
+        longest = getattr(self.planner, "longest", None)
+        if longest is None:
+            raise ValueError(
+                f"the planner {self.planner.name!r} predicts no memory, so it cannot say which "
+                "length fits: attach with planner='mimose'"
+            )
+        return int(longest(size, self._situation()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned so far, as plain data that JSON can hold.
+
+        A run that loads it needs no sheltered iterations of its own; see :meth:`load_state_dict`.
+        """
+        return state_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Take back what :meth:`state_dict` returned, before the first step of a resumed run.
+
+        Args:
+            state: The state.
+            strict: Whether to refuse one that was learned of something else (another planner,
+                model, set of blocks, dtype or set of trainable parameters). If not, a warning is
+                given and learning starts again.
+
+        Raises:
+            ValueError: If ``state`` is not such a state, or with ``strict`` one that was learned of
+                something else.
+        """
+        try:
+            check_state(self, state)
+        except ValueError as error:
+            if strict:
+                raise
+            warnings.warn(f"{error}: what memory steps take is learned anew", stacklevel=2)
+            return
+        self._executor.load_state_dict(state["executor"])
+        self.rebind()
+        self.planner.load_state_dict(state["learned"])
+
+    def statistics(self) -> dict[str, float]:
+        """Return figures of the steps that have ended since the last call, for logs.
+
+        A step is a forward pass that was planned for, with what follows it: with gradient
+        accumulation a micro-batch. Bytes and seconds are the device's (see its ``label``).
+
+        Returns:
+            ``num_steps``, ``num_violations`` (steps that ran out of memory or were run again, or in
+            which the allocator flushed its cache) and ``planning_seconds`` (all together); and as
+            far as there are any ``recomputed_blocks`` (a step, on average),
+            ``peak_allocated_bytes`` (the highest), ``predicted_peak_bytes`` (of that same step) and
+            ``budget_use`` (peak allocated over budget, the median of the steps that recomputed).
+        """
+        return self._tally.statistics()
+
+    def summary(self) -> str:
+        """Return several lines: what is attached, and what all steps so far came to."""
+        names = self._executor.block_names
+        budget = "none" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        lines = [
+            f"mimose on {type(self.model).__name__} ({self.device.label})",
+            f"budget: {budget}",
+            f"planner: {self.planner.name}",
+            f"blocks: {len(names)}" + (f", {names[0]} to {names[-1]}" if names else ""),
+            *self._tally.lines(len(names)),
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        budget = "no budget" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        name = type(self.model).__name__
+        blocks = len(self._executor.block_names)
+        return f"<mimose {self.planner.name} on {name}: {blocks} blocks, {budget}>"

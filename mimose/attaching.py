@@ -1,0 +1,165 @@
+"""What `attach` checks before it changes anything, and what it makes of a budget."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from mimose.devices import device_for
+from mimose.devices.base import Device
+from mimose.devices.tensors import storage_bytes
+from mimose.planners import make_planner
+from mimose.planners.base import Planner
+from mimose.runtime.wrappers import COMPILED_WHOLE
+from mimose.units import format_bytes, parse_bytes
+
+
+def check_model(model: Any) -> None:
+    """Refuse what cannot be attached.
+
+    Raises:
+        ValueError: If ``model`` is no module, or is compiled as a whole.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"mimose.attach takes a torch.nn.Module, not {type(model).__name__}")
+    if is_compiled_whole(model):
+        raise ValueError(COMPILED_WHOLE)
+
+
+def is_compiled_whole(model: torch.nn.Module) -> bool:
+    """Whether ``model`` is what ``torch.compile`` returned, or was compiled in place."""
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+
+
+def chosen_planner(planner: Any, options: dict[str, Any]) -> Planner:
+    """Return the planner that a name or a planner stands for.
+
+    Raises:
+        ValueError: If it is neither, or takes no such options.
+    """
+    chosen: Planner = make_planner(planner, **options) if isinstance(planner, str) else planner
+    if not callable(getattr(chosen, "plan", None)) or isinstance(chosen, type):
+        raise ValueError(
+            f"planner is a name or a planner, not {planner!r}: mimose.PLANNERS lists the names"
+        )
+    return chosen
+
+
+def budget_bytes(
+    budget: int | float | str | None, model: torch.nn.Module, device: Device | None
+) -> int | None:
+    """Return a budget in bytes, or None for none.
+
+    Args:
+        budget: Bytes, text such as ``"6GB"``, a share of the device's memory such as ``"80%"`` or
+            ``0.8``, or None or ``"none"``.
+        model: The model, which says what the device is where ``device`` does not.
+        device: The device, if it is open already.
+
+    Raises:
+        ValueError: If it is none of these, or less than the model's parameters take.
+    """
+    if budget is None or str(budget).strip().lower() == "none":
+        return None
+    share = _share(budget)
+    total = None if share is None else int(share * memory_bytes(model, device))
+    found = parse_bytes(budget) if total is None else total  # type: ignore[arg-type]
+    parameters = storage_bytes([*model.parameters(), *model.buffers()])
+    if parameters > found:
+        raise ValueError(
+            f"a budget of {format_bytes(found)} is less than the model's parameters take "
+            f"({format_bytes(parameters)}): give a larger budget or use a smaller model"
+        )
+    return found
+
+
+def _share(budget: int | float | str) -> float | None:
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        try:
+            share = float(budget.strip()[:-1]) / 100
+        except ValueError:
+            share = -1.0
+    elif isinstance(budget, float):
+        share = budget
+    else:
+        return None
+    if not 0 < share <= 1:
+        raise ValueError(
+            f"{budget!r} is no share of the device's memory: give one above 0% and up to 100%, "
+            'such as "80%", or a number of bytes such as "6GB"'
+        )
+    return share
+
+
+def memory_bytes(model: torch.nn.Module, device: Device | None) -> int:
+    """Return the bytes of memory that the device of ``model`` has.
+
+    On cuda and in a simulation those of the GPU, on the CPU those of the machine.
+
+    Raises:
+        ValueError: If the device does not say.
+    """
+    gpu = getattr(device, "gpu", None)
+    if gpu is not None:
+        return int(gpu.memory_bytes)
+    parameter = next(model.parameters(), None)
+    place = parameter.device if device is None and parameter is not None else None
+    place = place or (torch.device("cpu") if device is None else device.torch_device)
+    if place.type == "cuda":
+        return int(torch.cuda.get_device_properties(place).total_memory)
+    if place.type == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    raise ValueError(f"how much memory {place} has is not known: give the budget in bytes")
+
+
+def open_for(model: torch.nn.Module, device: Any, *, another: bool) -> tuple[Device, bool]:
+    """Return the device to measure on, and whether it was opened here.
+
+    Args:
+        model: The model.
+        device: The device, or None for that of the model's parameters.
+        another: Whether another model is attached already.
+
+    Raises:
+        ValueError: If that is no device, or not the one that the model is on.
+    """
+    if isinstance(device, str):
+        raise ValueError(
+            f"device is one that is open, not its name: mimose.devices.open_device({device!r})"
+        )
+    first = next(model.parameters(), None)
+    owned = device is None
+    if owned:
+        if another and first is not None and first.device.type == "cpu":
+            raise ValueError(
+                "another model is attached on the cpu, whose memory can be counted for one at a "
+                "time: call detach() on its handle first"
+            )
+        device = device_for(model)
+    if first is not None and first.device.type != device.torch_device.type:
+        raise ValueError(
+            f"the model is on {first.device.type} and the device counts "
+            f"{device.torch_device.type}: "
+            "call device.adopt(model) first, and make the optimizer afterwards"
+        )
+    return device, owned
+
+
+def check_size(size: Any, what: str) -> None:
+    """Refuse what is no size of a batch.
+
+    Args:
+        size: What is to be one.
+        what: How the sentence begins.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    whole = isinstance(size, tuple) and all(isinstance(x, int) and x > 0 for x in size)
+    if not whole or not size:
+        raise ValueError(
+            f"{what} {size!r}: it is to be a tuple of positive integers, the batch first, for "
+            "example (8, 512)"
+        )

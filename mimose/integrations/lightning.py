@@ -1,0 +1,202 @@
+"""Lightning: a callback that keeps a Trainer's training within a memory budget, and Fabric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+try:
+    import lightning.pytorch as pl
+except ImportError:  # The same library under its older name.
+    import pytorch_lightning as pl
+
+from mimose.handle import Handle
+from mimose.handle import attach as attach_model
+from mimose.integrations.shared import figures_for_logs, for_planner, leave, ready_planner
+from mimose.planners.base import Planner
+
+_LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+class MimoseCallback(pl.Callback):  # type: ignore[misc]
+    """Keeps a Lightning Trainer's training within a memory budget.
+
+    ``Trainer(callbacks=[MimoseCallback(budget="6GB")])``. The network is attached when training
+    begins and given back when it ends, in an exception as well; validation is left alone. What was
+    learned is part of the checkpoints: a resumed run needs no sheltered steps. Every
+    ``log_every_n_steps`` the Trainer's loggers get ``mimose_budget_use``,
+    ``mimose_recomputed_blocks`` (a forward pass), ``mimose_planning_seconds`` and
+    ``mimose_num_violations`` of the steps since the time before.
+
+    Args:
+        budget: As for :func:`mimose.attach`, as are the others.
+        planner: A planner's name, or a planner.
+        module: Name of the part of the LightningModule whose forward pass ``training_step`` calls.
+            By default its only child with parameters, or the LightningModule itself if it has a
+            ``forward`` of its own.
+        **options: What :func:`mimose.attach` and the planner take.
+
+    Attributes:
+        handle: The handle while training; None before and after.
+        summary: What the last training came to, in words, or None.
+
+    Raises:
+        ValueError: If there is no such planner or it takes no such options.
+    """
+
+    def __init__(
+        self,
+        budget: int | float | str | None,
+        planner: str | Planner = "mimose",
+        *,
+        module: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.budget = budget
+        self.module = module
+        self.planner = planner
+        self.options, self._planner_options = for_planner(options)
+        ready_planner(planner, self._planner_options)
+        self.handle: Handle | None = None
+        self.summary: str | None = None
+        self._learned: dict[str, Any] | None = None
+
+    # -- Lightning's hooks
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Attach the network, with what the checkpoint that is resumed has learned.
+
+        Raises:
+            ValueError: If it cannot be attached.
+        """
+        if getattr(pl_module, "_compiler_ctx", None) is not None:
+            raise ValueError(
+                "the whole LightningModule is compiled, and one compiled graph would be made for "
+                "every plan: leave torch.compile out, and call layer.compile() on each of its "
+                "layers instead"
+            )
+        self.detach()
+        planner = ready_planner(self.planner, self._planner_options)
+        module = _trained(pl_module, self.module)
+        self.handle = attach_model(module, self.budget, planner, **self.options)
+        if self._learned is not None:
+            self.handle.load_state_dict(self._learned, strict=False)
+
+    def on_before_optimizer_step(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        """Mark the end of the backward pass, which Lightning runs within the optimizer's step."""
+        if self.handle is not None:
+            self.handle._before_optimizer(optimizer)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Log, and see that there is something to log.
+
+        Raises:
+            ValueError: If ``training_step`` did not call the forward pass of what is attached.
+        """
+        handle = self.handle
+        if handle is None:
+            return
+        if handle.open_step is None and handle.last_record is None:
+            raise ValueError(
+                f"training_step did not call the forward pass of {type(handle.model).__name__}, "
+                "which is attached: name the part of the LightningModule that it calls, as in "
+                "MimoseCallback(..., module='model')"
+            )
+        every = getattr(trainer, "log_every_n_steps", 0)
+        if every and trainer.global_step and trainer.global_step % every == 0:
+            figures = figures_for_logs(handle)
+            for logger in trainer.loggers if figures else ():
+                logger.log_metrics(figures, step=trainer.global_step)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Give the network back as it was."""
+        self.detach()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Give the network back as it was."""
+        self.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned, as plain data."""
+        if self.handle is not None:
+            self._learned = self.handle.state_dict()
+        return {} if self._learned is None else {"learned": self._learned}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned, once training begins."""
+        self._learned = state_dict.get("learned")
+
+    def detach(self) -> None:
+        """Give the network back as it was, if it is attached."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            self._learned, self.summary = leave(handle)
+
+
+def attach(
+    model: torch.nn.Module,
+    budget: int | float | str | None,
+    planner: str | Planner = "mimose",
+    **options: Any,
+) -> Handle:
+    """Make a model that ``fabric.setup()`` returned train within ``budget``.
+
+    ``fabric.save`` and ``fabric.load`` take the handle in their state as they take a model, so that
+    a resumed run goes on with what was learned.
+
+    Args:
+        model: The model that ``fabric.setup()`` returned.
+        budget: As for :func:`mimose.attach`, as are the others.
+        planner: A planner's name, or a planner.
+        **options: What :func:`mimose.attach` and the planner take.
+
+    Returns:
+        The handle; call its ``detach()`` once training is over.
+
+    Raises:
+        ValueError: If the model was not set up, or cannot be attached.
+    """
+    if not hasattr(model, "_forward_module"):
+        raise ValueError(
+            "this model was not set up: call model = fabric.setup(model) first, and attach what "
+            "it returns"
+        )
+    inner: torch.nn.Module = model.module  # type: ignore[assignment]
+    return attach_model(inner, budget, planner, **options)
+
+
+def _trained(pl_module: pl.LightningModule, name: str | None) -> torch.nn.Module:
+    if name is not None:
+        try:
+            return pl_module.get_submodule(name)
+        except AttributeError:
+            children = ", ".join(n for n, _ in pl_module.named_children())
+            raise ValueError(
+                f"{type(pl_module).__name__} has no part called {name!r}: it has {children}"
+            ) from None
+    children = {n: m for n, m in pl_module.named_children() if any(True for _ in m.parameters())}
+    only = next(iter(children.values())) if len(children) == 1 else None
+    if only is not None and not isinstance(only, _LISTS):
+        return only
+    if type(pl_module).forward is not pl.LightningModule.forward:
+        return pl_module
+    raise ValueError(
+        f"{type(pl_module).__name__} has no forward of its own and its parts with parameters are "
+        f"{', '.join(children) or 'none'}: name the one whose forward pass training_step calls, "
+        "as in MimoseCallback(..., module='model')"
+    )

@@ -1,0 +1,202 @@
+"""What a handle says: the plan for a batch, the longest one, its figures, what it has learned."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.attaching import budget_bytes
+from mimose.devices import open_device
+
+WIDTH, ROWS = 64, 8
+LENGTHS = (200, 320, 120, 280, 160, 320, 240, 400, 88, 360)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + nn.functional.dropout(self.down(torch.tanh(self.up(x))), 0.1)
+
+
+class Model(nn.Module):
+    def __init__(self, blocks=6) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, WIDTH)
+        self.layers = nn.ModuleList([Block() for _ in range(blocks)])
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return x.pow(2).mean()
+
+
+def build(blocks=6):
+    torch.manual_seed(0)
+    return Model(blocks).train()
+
+
+def tokens(length):
+    return torch.arange(ROWS * length).reshape(ROWS, length) % 50
+
+
+def train(model, lengths=LENGTHS, handle=None):
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    records = []
+    for length in lengths:
+        model(tokens(length)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        records.append(None if handle is None else handle.last_record)
+    return records
+
+
+BUDGET = "48MB"
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """The state after ten steps, as JSON, and the records."""
+    model = build()
+    with mimose.attach(model, BUDGET, sheltered=5) as handle:
+        records = train(model, handle=handle)
+        return json.dumps(handle.state_dict()), records
+
+
+def test_the_plan_for_a_batch_is_the_one_that_it_gets():
+    model = build()
+    with mimose.attach(model, BUDGET, sheltered=5) as handle:
+        train(model, handle=handle)
+        for length in (400, 100, 300):
+            expected = handle.plan_for(tokens(length))
+            before = handle.last_record
+            assert handle.plan_for(tokens(length)) == expected
+            assert handle.last_record is before
+            model(tokens(length)).backward()
+            model.zero_grad()
+            assert handle.end().plan == expected
+
+
+def test_the_longest_batch_fits_and_a_much_longer_one_is_refused():
+    model = build()
+    with mimose.attach(model, None, "full") as handle:
+        least = max(r.peak_allocated_bytes for r in train(model, (400, 400), handle))
+    model = build()
+    with mimose.attach(model, int(1.25 * least), sheltered=10) as handle:
+        with pytest.raises(ValueError, match="three different ones"):
+            handle.longest(tokens(100))
+        train(model, handle=handle)
+        longest = handle.longest(tokens(100))
+        # No shorter than what has been run already.
+        assert max(LENGTHS) <= longest < 2 * max(LENGTHS)
+        model(tokens(longest)).backward()
+        model.zero_grad()
+        record = handle.end()
+        assert (record.outcome, record.num_alloc_retries) == ("ok", 0)
+        assert record.peak_allocated_bytes <= handle.budget_bytes
+        longest = handle.longest(tokens(100))
+        with pytest.raises(mimose.Infeasible, match=f"or cut lengths to {longest}, which would"):
+            model(tokens(2 * max(LENGTHS)))
+
+
+def test_only_a_planner_that_predicts_says_which_length_fits():
+    with (
+        mimose.attach(build(), "1GB", "full") as handle,
+        pytest.raises(ValueError, match="predicts no memory"),
+    ):
+        handle.longest(tokens(8))
+    with mimose.attach(build(), None) as handle, pytest.raises(ValueError, match="without a bud"):
+        handle.longest(tokens(8))
+
+
+def test_a_resumed_run_measures_nothing_and_plans_alike(learned):
+    state, before = learned
+    model = build()
+    with mimose.attach(model, BUDGET, sheltered=5) as handle:
+        handle.load_state_dict(json.loads(state))
+        records = train(model, handle=handle)
+        assert json.loads(json.dumps(handle.state_dict()))["model"] == json.loads(state)["model"]
+    assert {r.phase for r in records} == {"responsive"}
+    assert [r.plan for r in records[5:]] == [r.plan for r in before[5:]]
+    assert any(r.plan.regions for r in records)
+
+
+def frozen(model):
+    model.layers[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "planner", "sentence"),
+    [
+        (lambda m: m.to(torch.bfloat16), "mimose", "another dtype"),
+        (frozen, "mimose", "other trainable parameters"),
+        (lambda m: build(7), "mimose", "other blocks"),
+        (lambda m: m, "full", "by the planner 'mimose', not by 'full'"),
+    ],
+)
+def test_what_was_learned_of_something_else_is_refused(learned, change, planner, sentence):
+    state = json.loads(learned[0])
+    model = change(build())
+    options = {"sheltered": 5} if planner == "mimose" else {}
+    with mimose.attach(model, BUDGET, planner, **options) as handle:
+        with pytest.raises(ValueError, match=sentence):
+            handle.load_state_dict(state)
+        with pytest.warns(UserWarning, match="learned anew"):
+            handle.load_state_dict(state, strict=False)
+        if planner == "mimose":
+            assert train(model, LENGTHS[:1], handle)[0].phase == "sheltered"
+
+
+def test_figures_are_of_the_steps_since_they_were_last_asked_for():
+    model = build()
+    with mimose.attach(model, BUDGET, sheltered=5) as handle:
+        assert handle.statistics() == {
+            "num_steps": 0,
+            "num_violations": 0,
+            "planning_seconds": 0.0,
+        }
+        assert "steps: none yet" in handle.summary()
+        train(model, LENGTHS[:4], handle)
+        first = handle.statistics()
+        records = train(model, LENGTHS[4:], handle)
+        second = handle.statistics()
+        assert "\n" not in repr(handle)
+        summary = handle.summary()
+    assert first["num_steps"] == 4
+    assert first["recomputed_blocks"] == 6
+    assert second["num_steps"] == len(records)
+    assert second["peak_allocated_bytes"] == max(r.peak_allocated_bytes for r in records)
+    assert second["recomputed_blocks"] == sum(r.plan.num_recomputed for r in records) / len(records)
+    assert 0 < second["budget_use"] < 1
+    assert second["predicted_peak_bytes"] == pytest.approx(second["peak_allocated_bytes"], rel=0.02)
+    assert "Model (measured on cpu)" in summary
+    assert "steps: 10, of which" in summary
+    assert "violations: 0" in summary
+
+
+def test_a_budget_may_be_a_share_of_the_devices_memory():
+    model = build()
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert budget_bytes("50%", model, None) == machine // 2
+    assert budget_bytes(0.25, model, None) == machine // 4
+    device = open_device("sim:v100-16gb")
+    try:
+        assert budget_bytes("50%", model, device) == device.gpu.memory_bytes // 2
+    finally:
+        device.close()
+
+
+@pytest.mark.parametrize("budget", ["0%", "101%", "x%", 1.5])
+def test_what_is_no_share_is_refused(budget):
+    with pytest.raises(ValueError, match="no share of the device's memory"):
+        mimose.attach(build(), budget)

@@ -1,0 +1,70 @@
+"""Each example: the losses of plain training, and again when it is interrupted and resumed."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NEEDS = {
+    "plain_loop": "torch",
+    "with_trainer": "accelerate",
+    "with_accelerate": "accelerate",
+    "with_lightning": "lightning",
+    "with_fabric": "lightning",
+    "with_lora": "peft",
+}
+RESUMED = [name for name in NEEDS if name != "with_lora"]
+CASTING = ("with_accelerate", "with_fabric")
+QUICK = ("with_trainer",)
+
+
+def sheltered(capfd):
+    return int(re.search(r"of which (\d+) sheltered", capfd.readouterr().out)[1])
+
+
+def cases(names):
+    params = []
+    for name in names:
+        missing = importlib.util.find_spec(NEEDS[name]) is None
+        marks = [] if name in QUICK else [pytest.mark.slow]
+        marks.append(pytest.mark.skipif(missing, reason=f"{NEEDS[name]} is not installed"))
+        params.append(pytest.param(name, marks=marks))
+    return params
+
+
+@pytest.mark.parametrize("name", cases(RESUMED))
+def test_an_example_trains_as_without_and_goes_on_where_it_stopped(example, name, tmp_path, capfd):
+    train = example(name).train
+    part = {"epochs": 1} if name == "with_lightning" else {"steps": 8}
+    plainly, whole, parts = (tmp_path / name for name in ("plain", "whole", "parts"))
+    for folder in (plainly, whole, parts):
+        folder.mkdir()
+    plain = train(plainly, budget=None)
+    assert len(plain) == 16
+    assert train(whole) == plain
+    capfd.readouterr()
+    first = train(parts, **part)
+    assert first == plain[:8]
+    assert sheltered(capfd) == 6
+    rest = train(parts, resume=True)
+    # Trainer, Fabric and the plain loop keep the first part's losses in their checkpoint.
+    assert (rest if len(rest) == 16 else first + rest) == plain
+    # Under autocast a prediction may miss by enough to be checked by a sheltered step.
+    assert sheltered(capfd) <= (5 if name in CASTING else 0)
+
+
+@pytest.mark.parametrize("name", cases(["with_lora"]))
+def test_an_example_trains_as_without(example, name, capfd):
+    train = example(name).train
+    plain = train(budget=None)
+    capfd.readouterr()
+    assert train() == plain
+    assert "violations: 0" in capfd.readouterr().out
+
+
+def test_every_example_is_tested():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "generated"}

@@ -1,0 +1,233 @@
+"""Hugging Face's Trainer: what the callback refuses, logs, keeps and leaves behind."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import mimose
+from mimose.integrations.transformers import MimoseCallback
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture
+def trainer(generated, tmp_path):
+    """Return a function that makes a Trainer, and detach whatever it left attached."""
+    used = []
+
+    def make(callback, *others, model=None, texts=16, **settings):
+        settings = {
+            "output_dir": str(tmp_path / "out"),
+            "per_device_train_batch_size": 4,
+            "max_steps": 2,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "dataloader_pin_memory": False,
+            "report_to": [],
+            **settings,
+        }
+        used.append(callback)
+        return Trainer(
+            model=model or generated.build_model(),
+            args=TrainingArguments(**settings),
+            train_dataset=generated.Texts(texts),
+            eval_dataset=generated.Texts(4),
+            data_collator=generated.collate,
+            callbacks=[callback, *others],
+        )
+
+    yield make
+    for callback in used:
+        callback.detach()
+
+
+class Failing(TrainerCallback):
+    """Raises at the end of a step, once."""
+
+    def __init__(self, step=1, error=None):
+        self.step, self.error = step, error or RuntimeError("stopped by a test")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step and self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+
+def losses(trained):
+    return [log["loss"] for log in trained.state.log_history if "loss" in log]
+
+
+def test_mimose_names_it():
+    assert mimose.MimoseCallback is MimoseCallback
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"activation_checkpointing": True}, "activation_checkpointing"),
+        ({"gradient_checkpointing": True}, "(gradient|activation)_checkpointing"),
+        ({"torch_compile": True, "torch_compile_backend": "eager"}, "torch_compile"),
+    ],
+)
+def test_settings_that_work_against_it_are_refused(trainer, settings, words, monkeypatch):
+    if not settings.keys() <= TrainingArguments.__dataclass_fields__.keys():
+        pytest.skip("this version of transformers has no such setting")
+    for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match=words):
+        trainer(MimoseCallback("20MB"), **settings)
+    for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_checkpointing_switched_on_by_hand_is_refused(trainer, generated):
+    model = generated.build_model()
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="already on"):
+        trainer(MimoseCallback("20MB"), model=model).train()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"planner": "mimosa"}, "did you mean 'mimose'"),
+        ({"shelter": 3}, "has no option shelter"),
+        ({"planner": "rotor"}, "a callback cannot take: choose 'mimose'"),
+        ({"planner": mimose.PLANNERS["full"]()}, "is named"),
+    ],
+)
+def test_a_wrong_option_is_refused_at_once(options, words):
+    with pytest.raises(ValueError, match=words):
+        MimoseCallback("20MB", **options)
+
+
+def test_logs_gain_figures_and_the_model_comes_back(trainer):
+    callback = MimoseCallback(None, "full")
+    trained = trainer(callback, eval_strategy="steps", eval_steps=1)
+    model = trained.model
+    trained.train()
+    logs = [log for log in trained.state.log_history if "loss" in log]
+    assert [log["mimose_recomputed_blocks"] for log in logs] == [6, 6]
+    assert all(log["mimose_num_violations"] == 0 for log in logs)
+    assert all(log["mimose_planning_seconds"] >= 0 for log in logs)
+    # Evaluation in between was no step, and its logs say nothing of steps.
+    assert "steps: 2" in callback.summary
+    evaluated = [log for log in trained.state.log_history if "eval_loss" in log]
+    assert len(evaluated) == 2
+    assert not any(name.startswith("mimose") for log in evaluated for name in log)
+    assert callback.handle is None
+    assert "forward" not in vars(model)
+
+
+def test_first_in_the_list_its_figures_reach_those_that_report(trainer):
+    class Reporting(TrainerCallback):
+        seen = ()
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            self.seen = (*self.seen, *logs)
+
+    reporting = Reporting()
+    trained = trainer(MimoseCallback(None, "full"), max_steps=1)
+    trained.callback_handler.callbacks.insert(0, reporting)
+    ours = trained.pop_callback(MimoseCallback)
+    trained.callback_handler.callbacks.insert(0, ours)
+    trained.train()
+    assert "mimose_recomputed_blocks" in reporting.seen
+
+
+def test_accumulated_and_cast_losses_are_those_without(trainer):
+    settings = {"gradient_accumulation_steps": 2, "bf16": True, "max_steps": 2}
+    kept = trainer(MimoseCallback(None, "baseline"), **settings)
+    kept.train()
+    callback = MimoseCallback(None, "full")
+    seen = []
+
+    class Watching(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            seen.append(callback.handle.last_record)
+
+    recomputed = trainer(callback, Watching(), **settings)
+    recomputed.train()
+    assert losses(recomputed) == losses(kept)
+    # Accelerate casts below the handle's wrapper, and the plan knows of it all the same.
+    assert all("bfloat16" in record.situation.signature for record in seen)
+    assert seen[-1].situation.grads_resident
+    assert "steps: 4" in callback.summary
+
+
+def test_an_exception_leaves_nothing_that_the_next_training_minds(trainer, generated):
+    model = generated.build_model()
+    with pytest.raises(RuntimeError, match="stopped by a test"):
+        trainer(MimoseCallback(None, "full"), Failing(), model=model).train()
+    left = vars(model)["forward"]
+    # Another callback on the same model, as when a cell of a notebook is run again.
+    with MimoseCallback(None, "full") as callback:
+        with pytest.raises(RuntimeError, match="stopped by a test"):
+            trainer(callback, Failing(), model=model).train()
+        assert vars(model)["forward"] is not left
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_from_before_the_callback_is_resumed(trainer, tmp_path):
+    class Silent(TrainerCallback):
+        def detach(self):
+            pass
+
+    trainer(Silent(), save_strategy="steps", save_steps=1, max_steps=1).train()
+    callback = MimoseCallback("20MB", sheltered=1)
+    again = trainer(callback, save_strategy="steps", save_steps=1, max_steps=2)
+    again.train(resume_from_checkpoint=True)
+    state = json.loads((tmp_path / "out/checkpoint-2/trainer_state.json").read_text())
+    saved = state["stateful_callbacks"]["MimoseCallback"]
+    assert saved["args"] == {"budget": "20MB", "planner": "mimose", "sheltered": 1}
+    assert saved["attributes"]["learned"]["planner"] == "mimose"
+
+
+def test_a_restored_callback_says_what_a_checkpoint_cannot_hold(trainer):
+    callback = MimoseCallback("20MB", size=lambda args, kwargs: (1, 2))
+    state = callback.state()
+    restored = MimoseCallback.from_state(json.loads(json.dumps(state)))
+    assert restored.budget == "20MB"
+    with pytest.raises(ValueError, match="size: set restore_callback_states"):
+        trainer(restored).train()
+
+
+@pytest.mark.slow
+def test_auto_find_batch_size_still_finds_one(trainer):
+    callback = MimoseCallback(None, "full")
+    out = torch.OutOfMemoryError("CUDA out of memory. Injected by a test")
+    trained = trainer(callback, Failing(1, out), auto_find_batch_size=True)
+    trained.train()
+    assert trained._train_batch_size == 3
+    assert losses(trained)
+    assert "forward" not in vars(trained.model)
+
+
+class NeverFits(mimose.PLANNERS["baseline"]):
+    """Knows of no plan for more than three samples."""
+
+    def plan(self, size, situation):
+        if size[0] > 3:
+            raise mimose.Infeasible("nothing fits: give a larger budget", 1)
+        return super().plan(size, situation)
+
+
+@pytest.mark.slow
+def test_a_batch_that_no_plan_fits_is_one_that_ran_out(trainer):
+    name = f"{NeverFits.__module__}:NeverFits"
+    with pytest.raises(mimose.Infeasible), MimoseCallback(None, name) as callback:
+        trainer(callback).train()
+    trained = trainer(MimoseCallback(None, name), auto_find_batch_size=True)
+    trained.train()
+    assert trained._train_batch_size == 3
