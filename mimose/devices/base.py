@@ -101,6 +101,9 @@ class Device(Protocol):
     def end_step(self) -> StepMemory:
         """Return the figures since ``begin_step``."""
 
+    def alloc_retries(self) -> int:
+        """Allocations so far that succeeded only after free segments were handed back."""
+
     # -- time
     def now(self) -> Any:
         """Return an opaque time stamp in the order of the device's work (no synchronising)."""

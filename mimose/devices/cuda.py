@@ -173,6 +173,10 @@ class CudaDevice:
             exact=exact,
         )
 
+    def alloc_retries(self) -> int:
+        """Return how many allocations needed free segments handed back, so far."""
+        return self._read().num_alloc_retries
+
     # -- time
 
     def now(self) -> torch.cuda.Event:

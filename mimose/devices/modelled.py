@@ -119,7 +119,7 @@ class ModelledDevice:
     def begin_step(self) -> None:
         """Start a step's own peaks and counters."""
         self._library.mimose_begin_step(self._opened())
-        self._retries_before = self.stats().num_alloc_retries
+        self._retries_before = self.alloc_retries()
 
     def mark(self) -> Mark:
         """Read, and start the next segment of the step."""
@@ -135,6 +135,10 @@ class ModelledDevice:
             peak_reserved=figures.step_peak_reserved,
             num_alloc_retries=figures.num_alloc_retries - self._retries_before,
         )
+
+    def alloc_retries(self) -> int:
+        """Return how many allocations needed free segments handed back, so far."""
+        return self.stats().num_alloc_retries
 
     def record(self) -> None:
         """Start recording every request, with the present state as the start.

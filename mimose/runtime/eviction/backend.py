@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -93,12 +94,13 @@ class TorchBackend:
         self, operator: Operator, recipe: Recipe
     ) -> tuple[list[torch.UntypedStorage], Any]:
         """Run an operator; where that is wanted, evict storages as long as memory runs out."""
-        while True:
+        for failures in count(1):
             try:
                 return self._attempt(operator, recipe)
             except torch.OutOfMemoryError:
-                if not self.insists or not self.engine.evict_one():
+                if not self.insists or not self.engine.evict_after(failures):
                     raise
+        raise AssertionError
 
     def _attempt(
         self, operator: Operator, recipe: Recipe
@@ -228,13 +230,13 @@ class TorchBackend:
             self._mover.move(live, made)
             return live
 
-        while True:
+        for failures in count(1):
             try:
                 with as_in_dispatch():
                     self.copies.bring_back(storage, receive, self.now())
                 break
             except torch.OutOfMemoryError:
-                if not self.insists or not self.engine.evict_one():
+                if not self.insists or not self.engine.evict_after(failures):
                     raise
         if self._changed is not None:
             self._changed(storage.size)

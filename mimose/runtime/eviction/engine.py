@@ -222,6 +222,7 @@ class Engine:
         expected_cost: Cost of the last whole step's own operators, if it is known: while a step
             is young, computing again is compared with this.
         pool: The storages that may be evicted.
+        spare: Bytes of the budget that are kept free as long as anything can be evicted.
     """
 
     def __init__(
@@ -238,6 +239,7 @@ class Engine:
         self.backend = backend
         self.policy = policy
         self.budget = budget
+        self.spare = 0
         self.expected_cost: float = 0
         self._trigger = trigger
         self._eager = eager
@@ -262,6 +264,11 @@ class Engine:
         """Heed neither the budget nor the limit on computing again, until the next step begins."""
         self._before = self._after = False
         self._thrash_limit = None
+
+    @property
+    def kept_to(self) -> int:
+        """Bytes that are not exceeded as long as anything can be evicted; 0 without a budget."""
+        return 0 if self.budget is None else max(0, self.budget - self.spare)
 
     # The graph
 
@@ -507,6 +514,18 @@ class Engine:
             self._drop(chosen)
         return True
 
+    def evict_after(self, num_failures: int) -> bool:
+        """Evict for an allocation that has failed so many times; return whether there was anything.
+
+        One storage at first and four times as many each time: a failure takes the allocator far
+        longer than evicting does.
+        """
+        count = 4 ** (num_failures - 1)
+        evicted = 0
+        while evicted < count and self.evict_one():
+            evicted += 1
+        return evicted > 0
+
     def swap_out(self, storage: Storage) -> None:
         """Move a storage of the pool to the host: its tensors stay defined."""
         del self.pool[storage]
@@ -651,10 +670,13 @@ class Engine:
 
     def _evict_down_to(self, size: int) -> None:
         budget = self.budget
+        assert budget is not None
         usage = self.backend.usage
-        while usage() + size > budget:  # type: ignore[operator]
+        while usage() + size > budget - self.spare:
             if not self.evict_one():
-                raise NoRoom(size, usage(), budget, self.storages)  # type: ignore[arg-type]
+                if usage() + size <= budget:
+                    return
+                raise NoRoom(size, usage(), budget, self.storages)
 
     def _discard(self, storage: Storage) -> None:
         """Drop a storage that nobody outside can ask for."""

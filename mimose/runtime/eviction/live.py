@@ -17,6 +17,7 @@ rematerialising puts memory in again, which all views and all that autograd save
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -40,6 +41,7 @@ from mimose.runtime.eviction.heuristics import HEURISTICS
 from mimose.runtime.eviction.known import Holder, KnownStorages
 from mimose.runtime.eviction.lineage import PLAIN, Place, Recipe, Traits, is_plain, tensors_returned
 from mimose.runtime.eviction.modes import OperatorMode
+from mimose.runtime.eviction.pieces import Pieces
 from mimose.runtime.eviction.pointers import Reach, storage_of
 from mimose.runtime.eviction.settings import Settings
 from mimose.runtime.eviction.shapes import Needs, rounded
@@ -123,6 +125,9 @@ class EvictionRuntime:
                 self._backend.bring_ahead,
                 prefetch=settings.prefetch,
             )
+        self._pieces: Pieces | None = None
+        if settings.system == "delta" and budget_bytes is not None:
+            self._pieces = Pieces(device, budget_bytes)
         self._limited = budget_bytes is not None
         self._measures = self._limited and settings.trigger == "threshold"
         # DELTA goes on releasing storages, too, where no free piece of memory is large enough.
@@ -169,6 +174,8 @@ class EvictionRuntime:
         engine.begin()
         self._backend.begin()
         self._usage.begin()
+        if self._pieces is not None:
+            self._pieces.begin()
         if self._swapper is not None:
             self._swapper.begin()
         self.num_pinned = 0
@@ -209,6 +216,9 @@ class EvictionRuntime:
         self._charge()
         self._seconds += perf_counter() - begun
         figures = self._figures()
+        if self._pieces is not None:
+            self._pieces.end(figures.num_evictions)
+            self._engine.spare = self._pieces.spare_bytes
         self._end()
         return figures
 
@@ -600,6 +610,9 @@ class EvictionRuntime:
         if self._swapper is not None:
             backward = torch._C._current_graph_task_id() != -1
             self._swapper.operated(func, parents, made, need, backward=backward)
+        if self._pieces is not None:
+            self._pieces.operated()
+            engine.spare = self._pieces.spare_bytes
         return output
 
     def _make_room_for_unknown(self, traits: Traits, func: Any, args: Any, kwargs: Any) -> int:
@@ -641,12 +654,12 @@ class EvictionRuntime:
                 self._bury()
 
     def _insist(self, func: Any, args: Any, kwargs: Any, random: Any, generator: Any) -> Any:
-        """Run an operator; as long as it is out of memory, evict a storage and try again."""
-        while True:
+        """Run an operator; as long as it is out of memory, evict storages and try again."""
+        for failures in count(1):
             try:
                 return func(*args, **kwargs)
             except torch.OutOfMemoryError:
-                if not self._engine.evict_one():
+                if not self._engine.evict_after(failures):
                     raise
             if generator is not None:
                 generator.set_state(random)

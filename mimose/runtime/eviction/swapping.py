@@ -75,7 +75,7 @@ class Swapper:
     def begin(self) -> None:
         """A step begins."""
         engine = self._engine
-        usage, budget = engine.backend.usage(), engine.budget or 0
+        usage, budget = engine.backend.usage(), engine.kept_to
         self._uses.begin(0.0)
         self._promises.begin(usage, whole=self._whole)
         self._whole = False
@@ -119,7 +119,7 @@ class Swapper:
         self._uses.note(key, parents, outputs, work, backward=backward)
         promises.note(parents, outputs, work)
         self._margin = max(_FADING * self._margin, need)
-        promises.room = (engine.budget or 0) - int(self._margin)
+        promises.room = engine.kept_to - int(self._margin)
         if copies.outgoing or copies.arriving:
             copies.poll()
         if copies.away_bytes and self._prefetch:
@@ -145,7 +145,7 @@ class Swapper:
         if gone != self._seen_gone:
             self._seen_gone = gone
             uses.look_again()
-        budget, backend = engine.budget or 0, engine.backend
+        budget, backend = engine.kept_to, engine.backend
         work = engine.stats.operator_cost
         while copies.arriving_bytes < self._most_under_way:
             wanted = uses.next_wanted()
