@@ -105,6 +105,15 @@ class Traits:
             self.pointwise and not self.random and 0 in self.written and name not in _OVERWRITE
         )
 
+    def selects(self, described: Any) -> bool:
+        """Return whether its output has a shape that values decide on, with these arguments."""
+        if not self.indexes:
+            return True
+        return any(
+            type(each) is Place and each[1] in (torch.bool, torch.uint8)
+            for each in (described[1] if len(described) > 1 else ())
+        )
+
     def values_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arguments that it changes."""
         return [

@@ -27,18 +27,20 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mimose.devices.base import Device
 from mimose.eviction import Eviction, EvictionFigures
-from mimose.records import Work
 from mimose.runtime.evicting import NoRoomError
 from mimose.runtime.eviction import pointers
-from mimose.runtime.eviction.backend import TorchBackend, Vanished, as_in_dispatch, copied
+from mimose.runtime.eviction.accounts import Accounts
+from mimose.runtime.eviction.backend import TorchBackend, Vanished, as_in_dispatch
 from mimose.runtime.eviction.channels import channel_of
+from mimose.runtime.eviction.contents import UNMADE, Contents, resized
 from mimose.runtime.eviction.copies import Copies
 from mimose.runtime.eviction.delta import Delta
 from mimose.runtime.eviction.engine import Engine, NoRoom, Output, Policy, Thrashing
-from mimose.runtime.eviction.graph import Storage, Tensor
+from mimose.runtime.eviction.graph import Tensor
 from mimose.runtime.eviction.held import describe
 from mimose.runtime.eviction.heuristics import HEURISTICS
 from mimose.runtime.eviction.known import Holder, KnownStorages
+from mimose.runtime.eviction.leaves import addresses, parts
 from mimose.runtime.eviction.lineage import PLAIN, Place, Recipe, Traits, is_plain, tensors_returned
 from mimose.runtime.eviction.modes import OperatorMode
 from mimose.runtime.eviction.pieces import Pieces
@@ -80,8 +82,6 @@ class EvictionRuntime:
         active: Whether a step is under way.
         failed: Whether an operator of the step found no room, or thrashing. Nothing is seen then
             any more, and the step can only be abandoned.
-        num_pinned: Storages of the last step that could not be evicted, since something that cannot
-            be replayed made, changed or took them.
 
     Raises:
         ValueError: If the library that moves storages cannot be compiled.
@@ -89,7 +89,6 @@ class EvictionRuntime:
 
     def __init__(self, device: Device, settings: Eviction, budget_bytes: int | None) -> None:
         self.active = self.failed = False
-        self.num_pinned = 0
         self._device = device
         self._kind = device.kind
         self._settings = settings
@@ -145,9 +144,16 @@ class EvictionRuntime:
         self._buffers: set[int] = set()
         self._inputs: set[int] = set()
         self._serial = 0
-        self._seconds = self._bare_seconds = 0.0
-        self._charged = (0, 0, 0)
-        self._charged_seconds = [0.0, 0.0]
+        self._accounts = Accounts(device, self._engine, self._backend, self._copies)
+        self._contents = Contents(self._engine, self._known, self._copies, self._make_room)
+
+    @property
+    def num_pinned(self) -> int:
+        """Storages of the last step that could not be evicted.
+
+        Something that cannot be replayed made, changed or took them.
+        """
+        return self._contents.num_pinned
 
     # -- a step
 
@@ -164,8 +170,8 @@ class EvictionRuntime:
             kwargs: Likewise, by name.
         """
         self._model = model
-        self._buffers = _addresses(list(model.buffers()))
-        self._inputs = _addresses((args, kwargs))
+        self._buffers = addresses(list(model.buffers()))
+        self._inputs = addresses((args, kwargs))
         if self.active:
             return
         self.failed = False
@@ -178,10 +184,8 @@ class EvictionRuntime:
             self._pieces.begin()
         if self._swapper is not None:
             self._swapper.begin()
-        self.num_pinned = 0
-        self._seconds = self._bare_seconds = 0.0
-        self._charged = (0, 0, 0)
-        self._charged_seconds = [0.0, 0.0]
+        self._contents.num_pinned = 0
+        self._accounts.begin()
         self._wary = False
         self._mode.install()
         pointers.watch(self._watcher)
@@ -213,9 +217,9 @@ class EvictionRuntime:
                 raise
             if self._swapper is not None:
                 self._swapper.end()
-        self._charge()
-        self._seconds += perf_counter() - begun
-        figures = self._figures()
+        self._accounts.charge()
+        self._accounts.seconds += perf_counter() - begun
+        figures = self._accounts.figures()
         if self._pieces is not None:
             self._pieces.end(figures.num_evictions)
             self._engine.spare = self._pieces.spare_bytes
@@ -232,7 +236,7 @@ class EvictionRuntime:
         self._discard_gradients()
         if self._swapper is not None:
             self._swapper.abandon()
-        figures = self._figures()
+        figures = self._accounts.figures()
         self._end()
         return figures
 
@@ -290,34 +294,7 @@ class EvictionRuntime:
     def _gradients(self) -> set[int]:
         """Return the addresses of the storages of the parameters' gradients."""
         assert self._model is not None
-        return _addresses([parameter.grad for parameter in self._model.parameters()])
-
-    def _figures(self) -> EvictionFigures:
-        stats, backend, copies = self._engine.stats, self._backend, self._copies
-        if copies is not None:
-            backend.swap_wait_seconds += copies.channel.waited_seconds()
-        if self._kind == "sim":
-            search, maintenance = self._charged_seconds
-            overhead = 0.0  # Of the machine that simulates, and not of the one simulated.
-        else:
-            search, maintenance = stats.search_seconds, stats.maintenance_seconds
-            others = self._bare_seconds + backend.rerun_wall_seconds + backend.swap_wait_seconds
-            overhead = max(0.0, self._seconds - others - search - maintenance)
-        return EvictionFigures(
-            num_evictions=stats.num_evictions + stats.num_swaps_out,
-            num_dropped=stats.num_evictions,
-            num_rematerializations=stats.num_rematerializations,
-            num_swaps_out=0 if copies is None else copies.num_out,
-            num_swaps_in=0 if copies is None else copies.num_in,
-            swapped_bytes=0 if copies is None else copies.moved_bytes,
-            num_operators=stats.num_operators,
-            operator_seconds=stats.operator_cost,
-            recompute_seconds=backend.rerun_seconds,
-            search_seconds=search,
-            maintenance_seconds=maintenance,
-            swap_wait_seconds=backend.swap_wait_seconds,
-            overhead_seconds=overhead,
-        )
+        return addresses([parameter.grad for parameter in self._model.parameters()])
 
     # -- an operator
 
@@ -350,7 +327,7 @@ class EvictionRuntime:
             self._fail(error, str(func))
             raise
         finally:
-            self._seconds += perf_counter() - begun
+            self._accounts.seconds += perf_counter() - begun
 
     def _fail(self, error: BaseException, operator: str | None) -> None:
         """Take note that the step has failed, at an operator or where memory was to be read.
@@ -397,7 +374,7 @@ class EvictionRuntime:
         self._bury()
         if holder.constant:
             if reach >= Reach.ADDRESS and holder.tensor.children:
-                self._preserve(holder)
+                self._contents.preserve(holder)
             if reach == Reach.SHARED:
                 holder.shared = self._wary = True
             return
@@ -409,7 +386,7 @@ class EvictionRuntime:
         finally:
             self._engine.cancel(parents)
         if reach > Reach.READ:
-            later = self._freeze(holder)
+            later = self._contents.freeze(holder)
             if later is not None and reach != Reach.ADDRESS:
                 later.shared = self._wary = True
 
@@ -422,7 +399,7 @@ class EvictionRuntime:
         for place, holder in enumerate(holders):
             if holder.unwritten and (place not in written or traits.updates):
                 # Whoever has written what is read was not seen: only here it is.
-                later = self._freeze(holder)
+                later = self._contents.freeze(holder)
                 assert later is not None
                 later.place, later.serial = holder.place, holder.serial
                 holders[place] = later
@@ -467,7 +444,7 @@ class EvictionRuntime:
     def _adopt(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Holder:
         """Enter a storage that comes from outside of the step, as a constant."""
         num_bytes, address = storage.nbytes(), storage._cdata
-        holder = self._constant(num_bytes)
+        holder = self._contents.constant(num_bytes)
         holder.shielded = address in self._buffers or (
             num_bytes <= _MOST_SHIELDED
             and address not in self._inputs
@@ -475,15 +452,6 @@ class EvictionRuntime:
             and not tensor.requires_grad
         )
         self._known.watch(storage, address, holder)
-        return holder
-
-    def _constant(self, num_bytes: int) -> Holder:
-        return self._make_constant(Holder(_UNMADE, num_bytes))
-
-    def _make_constant(self, holder: Holder) -> Holder:
-        holder.tensor = self._engine.constant(rounded(holder.num_bytes))
-        holder.tensor.storage.data = holder
-        holder.constant = True
         return holder
 
     def _run(
@@ -503,7 +471,7 @@ class EvictionRuntime:
         for place in written:
             holder = holders[place]
             if holder.constant and (traits.makes or holder.tensor.children):
-                self._preserve(holder)
+                self._contents.preserve(holder)
         signature: int | None = None
         need: int | None = 0
         if self._limited:
@@ -524,7 +492,7 @@ class EvictionRuntime:
             elif need:
                 self._make_room(need)
             if self._charges:
-                self._charge()
+                self._accounts.charge()
             if self._copies is not None:
                 self._await_copies(parents, [holders[place].tensor for place in written])
             random = generator = None
@@ -540,7 +508,7 @@ class EvictionRuntime:
             else:
                 output = func(*args, **kwargs)
             cost = timer.stop(started, signature)
-            self._bare_seconds += perf_counter() - entered
+            self._accounts.bare_seconds += perf_counter() - entered
         except BaseException:
             engine.cancel(parents)
             raise
@@ -553,15 +521,15 @@ class EvictionRuntime:
         if shared and outputs is not None:
             # Made again, they might not be what they were.
             for holder in fresh:
-                self._make_constant(holder)
-            self.num_pinned += len(fresh)
+                self._contents.make_constant(holder)
+            self._contents.num_pinned += len(fresh)
             outputs = None
         version, room, changed = None, 0, []
         if written:
             changed = [holders[place] for place in written if not holders[place].constant]
         for size, _ in outputs or ():
             room += size
-        if len(changed) == 1 and outputs is not None and not _resized(changed[0]):
+        if len(changed) == 1 and outputs is not None and not resized(changed[0]):
             # Of several, one that is run again would need them all: they stay as they are.
             version = Holder(changed[0].tensor, changed[0].num_bytes)
             fresh.append(version)
@@ -601,12 +569,12 @@ class EvictionRuntime:
             engine.stats.num_operators += 1
             engine.stats.operator_cost += cost
         if version is not None:
-            self._supersede(changed[0], version)
+            self._contents.supersede(changed[0], version)
         elif changed:
             for holder in changed:
-                self._freeze(holder)
+                self._contents.freeze(holder)
         if outputs is None and not shared:
-            self._capture(holders)
+            self._contents.capture(holders)
         if self._swapper is not None:
             backward = torch._C._current_graph_task_id() != -1
             self._swapper.operated(func, parents, made, need, backward=backward)
@@ -685,9 +653,9 @@ class EvictionRuntime:
         fresh: list[Holder] = []
         sizes: list[Output] = []
         sources: list[int] = []
-        if self._kind == "sim" and traits.dynamic and _selects(traits, described):
+        if self._kind == "sim" and traits.dynamic and traits.selects(described):
             # A simulation knows the values of live tensors only.
-            self.num_pinned += 1
+            self._contents.num_pinned += 1
             return fresh, None, sources
         for position, tensor in enumerate(tensors_returned(output)):
             try:
@@ -697,7 +665,7 @@ class EvictionRuntime:
             except NotImplementedError:
                 for holder in fresh:
                     self._known.drop(holder)
-                self.num_pinned += 1
+                self._contents.num_pinned += 1
                 return [], None, []
             address = storage._cdata
             if address in known:
@@ -706,7 +674,7 @@ class EvictionRuntime:
             if not num_bytes or not (on_cpu or self._is_here(tensor)):
                 continue
             size = rounded(num_bytes)
-            holder = Holder(_UNMADE, num_bytes)
+            holder = Holder(UNMADE, num_bytes)
             known.watch(storage, address, holder)
             fresh.append(holder)
             sizes.append((size, None))
@@ -719,58 +687,6 @@ class EvictionRuntime:
         """Return whether a tensor is on a device that is not the host's, where data is constant."""
         return tensor.is_meta if self._kind == "sim" else tensor.is_cuda
 
-    # -- versions, and what cannot be replayed
-
-    def _preserve(self, holder: Holder) -> None:
-        """Keep a copy of a constant that is going to be changed, for what was made from it."""
-        engine = self._engine
-        self._make_room(rounded(holder.num_bytes))
-        storage = holder.storage()
-        assert storage is not None
-        kept = Holder(holder.tensor, holder.num_bytes)
-        kept.constant = True
-        kept.shielded = holder.shielded
-        kept.owned = copied(storage)
-        holder.tensor.storage.data = kept
-        holder.owned = None
-        holder.tensor = engine.constant(rounded(holder.num_bytes))
-        holder.tensor.storage.data = holder
-
-    def _supersede(self, earlier: Holder, later: Holder) -> None:
-        """Let a storage go over to a later version; the earlier one has no data from now on."""
-        engine = self._engine
-        self._known.replace(earlier, later)
-        tensor = earlier.tensor
-        engine.unpin(tensor)
-        if self._copies is not None:
-            self._copies.forget(tensor.storage)
-        engine.surrender(tensor.storage)
-        engine.release(tensor)
-        if earlier.captured:
-            later.captured = True
-            engine.pin(later.tensor)
-
-    def _freeze(self, holder: Holder) -> Holder | None:
-        """Let a storage go over to a version that cannot be made again, and stays; return it.
-
-        None if the storage has died, as that of a tensor does which is given another one.
-        """
-        storage = holder.storage()
-        if storage is None:
-            return None
-        self.num_pinned += 1
-        later = self._constant(storage.nbytes())
-        self._supersede(holder, later)
-        return later
-
-    def _capture(self, holders: list[Holder]) -> None:
-        """Keep storages for good that something may refer to unseen."""
-        for holder in holders:
-            if holder.ref is not None and not holder.constant and not holder.captured:
-                holder.captured = True
-                self.num_pinned += 1
-                self._engine.pin(holder.tensor)
-
     def _run_unseen(
         self, traits: Traits, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -779,13 +695,13 @@ class EvictionRuntime:
         holders = self._holders_in((args, kwargs))
         if self._wary:
             for holder in [each for each in holders if each.unwritten]:
-                self._freeze(holder)
+                self._contents.freeze(holder)
             holders = self._holders_in((args, kwargs))
         written = self._holders_in(traits.values_written(args, kwargs))
         parents = [holder.tensor for holder in holders]
         for holder in written:
             if holder.constant and holder.tensor.children:
-                self._preserve(holder)
+                self._contents.preserve(holder)
         self._request(parents)
         if self._copies is not None:
             self._await_copies(parents, [holder.tensor for holder in written])
@@ -795,21 +711,21 @@ class EvictionRuntime:
             output = func(*args, **kwargs)
             engine.stats.operator_cost += self._timer.stop(started, None)
             engine.stats.num_operators += 1
-            self._bare_seconds += perf_counter() - entered
+            self._accounts.bare_seconds += perf_counter() - entered
         finally:
             engine.cancel(parents)
         for holder in written:
-            if not holder.constant and (not traits.reshapes or _resized(holder)):
-                self._freeze(holder)
+            if not holder.constant and (not traits.reshapes or resized(holder)):
+                self._contents.freeze(holder)
         if not traits.reshapes:
-            self._capture(holders)
+            self._contents.capture(holders)
         return output
 
     def _holders_in(self, values: Any) -> list[Holder]:
         """Return the holders of all storages that arguments are known to lie in."""
         holders: dict[int, Holder] = {}
         for leaf in pytree.tree_leaves(values):
-            for part in _parts(leaf):
+            for part in parts(leaf):
                 storage = storage_of(part)
                 holder = self._known.get(storage._cdata) or self._adopt(part, storage)
                 holders[id(holder)] = holder
@@ -827,26 +743,9 @@ class EvictionRuntime:
             engine.unpin(tensor)
             engine.release(tensor)
 
-    def _charge(self) -> None:
-        """Let a simulated host take the time of what was searched and kept up to date since."""
-        stats = self._engine.stats
-        evaluations = stats.evaluations - self._charged[0]
-        read = stats.read - self._charged[1]
-        accesses = stats.accesses - self._charged[2]
-        if evaluations or accesses:
-            self._charged = (stats.evaluations, stats.read, stats.accesses)
-            charge = self._device.charge
-            self._charged_seconds[0] += charge(Work(evaluations=evaluations), 0.0)
-            self._charged_seconds[1] += charge(Work(metadata=read), 0.0)
-            # In neither of the prototype's clocks: it passes within forward and backward.
-            charge(Work(upkeep=max(0, accesses - read - evaluations)), 0.0)
-
 
 _GIVING_UP = (NoRoom, Thrashing, torch.OutOfMemoryError)
 """What a step does not go on after."""
-
-_UNMADE = Tensor(Storage(0, -1), None)
-"""What a holder has before the engine knows of it."""
 
 
 def policy_of(settings: Eviction, copies: Copies | None, uses: Uses | None) -> Policy:
@@ -861,44 +760,3 @@ def policy_of(settings: Eviction, copies: Copies | None, uses: Uses | None) -> P
             sampling=settings.sampling,
         )
     return HEURISTICS[settings.heuristic](sampling=settings.sampling)
-
-
-def _addresses(values: Any) -> set[int]:
-    """Return the addresses of the storages of all tensors in ``values``."""
-    leaves = pytree.tree_leaves(values)
-    return {storage_of(part)._cdata for leaf in leaves for part in _parts(leaf)}
-
-
-def _resized(holder: Holder) -> bool:
-    storage = holder.storage()
-    return storage is None or storage.nbytes() != holder.num_bytes
-
-
-def _selects(traits: Traits, described: Any) -> bool:
-    """Return whether an operator's output has a shape that values decide on."""
-    if not traits.indexes:
-        return True
-    return any(
-        type(each) is Place and each[1] in (torch.bool, torch.uint8)
-        for each in (described[1] if len(described) > 1 else ())
-    )
-
-
-def _parts(leaf: Any) -> list[torch.Tensor]:
-    """Return the plain tensors that an argument is or consists of."""
-    if is_plain(type(leaf)):
-        if leaf.layout is not torch.strided:
-            return []
-        try:
-            storage_of(leaf)
-        except NotImplementedError:  # It stands for another tensor, within torch.func.
-            wraps = torch._C._functorch.is_functorch_wrapped_tensor(leaf)
-            return _parts(torch._C._functorch.get_unwrapped(leaf)) if wraps else []
-        return [leaf]
-    if isinstance(leaf, torch.UntypedStorage):
-        with torch._C._DisableTorchDispatch():
-            return [torch.empty(0, dtype=torch.uint8, device=leaf.device).set_(leaf)]
-    if isinstance(leaf, torch.Tensor) and hasattr(leaf, "__tensor_flatten__"):
-        names, _ = leaf.__tensor_flatten__()
-        return [part for name in names for part in _parts(getattr(leaf, name))]
-    return []
