@@ -24,12 +24,9 @@ class Answering(pl.LightningModule):
         self.model = build_model()
         self.losses: list[float] = []
 
-    def on_train_epoch_start(self) -> None:
-        """Draw the same dropout whether the run was interrupted or not."""
-        torch.manual_seed(self.current_epoch)
-
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         """Return a batch's loss."""
+        torch.manual_seed(self.global_step)  # Dropout: the same, interrupted or not.
         loss = self.model(**batch).loss
         self.losses.append(loss.item())
         return loss

@@ -33,7 +33,7 @@ def train(
         learning_rate=1e-3,
         lr_scheduler_type="constant",
         logging_steps=1,
-        save_steps=4,
+        save_steps=8,
         seed=0,
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),

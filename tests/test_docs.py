@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "docs/cases.md",
+    "docs/choosing.md",
     "docs/planners.md",
     "docs/design.md",
     "docs/reproduce.md",

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from mimose.handle import Handle
 from mimose.handle import attach as attach_model
+from mimose.integrations.shared import Windows
 from mimose.planners.base import Planner
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+T = TypeVar("T")
 
 
 def attach(
@@ -41,19 +45,45 @@ def attach(
         The handle; call its ``detach()`` once training is over.
 
     Raises:
-        ValueError: If the model was not prepared, or cannot be attached.
+        ValueError: If the model was not prepared, Accelerate checkpoints activations itself, or
+            the model cannot be attached.
     """
     if not getattr(model, "_is_accelerate_prepared", False):
         raise ValueError(
             "this model was not prepared: call model = accelerator.prepare(model) first, and "
             "attach what it returns"
         )
-    handle = attach_model(accelerator.unwrap_model(model), budget, planner, **options)
+    if getattr(getattr(accelerator.state, "fsdp_plugin", None), "activation_checkpointing", False):
+        raise ValueError(
+            "the FSDP plugin's activation_checkpointing recomputes every layer whatever the batch, "
+            "and mimose decides that batch by batch: leave activation_checkpointing out of it"
+        )
+    wrapped = isinstance(model, DistributedDataParallel)
+    given = model if wrapped else accelerator.unwrap_model(model)
+    handle = attach_model(given, budget, planner, **options)
     if accelerator.native_amp:
         run_inside(handle, accelerator.autocast)
     if checkpoint:
         accelerator.register_for_checkpointing(handle)
     return handle
+
+
+def recovering(accelerator: Accelerator, handle: Handle) -> Callable[[Callable[[], T]], T]:
+    """Return a function that runs micro-batches, again if they run out of memory.
+
+    Under ``accelerator.accumulate(model)`` all those of one optimizer's step are then run again,
+    which :meth:`Handle.run`, given them one by one, can do for the first of them only.
+
+    Args:
+        accelerator: What has prepared the model.
+        handle: What :func:`attach` returned.
+
+    Returns:
+        A function to call once a micro-batch, within ``accumulate`` and before the optimizer's
+        step, with one that computes the loss and its gradients; it returns what that returned.
+    """
+    windows = Windows(handle)
+    return lambda part: windows.run(part, last=accelerator.sync_gradients)
 
 
 def run_inside(handle: Handle, context: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +30,11 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
     ``log_every_n_steps`` the Trainer's loggers get ``mimose_budget_use``,
     ``mimose_recomputed_blocks`` (a forward pass), ``mimose_planning_seconds`` and
     ``mimose_num_violations`` of the steps since the time before.
+
+    A step that runs out of memory in its forward or backward pass is undone and run again, once,
+    with every block recomputed; what ``training_step`` had logged for the epoch counts twice. Not
+    so with gradient accumulation, manual optimization, an ``optimizer_zero_grad`` of the module's
+    own or several processes: there, and in validation, PyTorch's own error ends the training.
 
     Args:
         budget: As for :func:`mimose.attach`, as are the others.
@@ -61,6 +68,7 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
         self.handle: Handle | None = None
         self.summary: str | None = None
         self._learned: dict[str, Any] | None = None
+        self._module: pl.LightningModule | None = None
 
     # -- Lightning's hooks
 
@@ -82,6 +90,8 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
         self.handle = attach_model(module, self.budget, planner, **self.options)
         if self._learned is not None:
             self.handle.load_state_dict(self._learned, strict=False)
+        if "optimizer_step" not in vars(pl_module):
+            self._recover(trainer, pl_module, self.handle)
 
     def on_before_optimizer_step(
         self,
@@ -143,9 +153,31 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
 
     def detach(self) -> None:
         """Give the network back as it was, if it is attached."""
+        module, self._module = self._module, None
+        if module is not None:
+            vars(module).pop("optimizer_step", None)
         handle, self.handle = self.handle, None
         if handle is not None:
             self._learned, self.summary = leave(handle)
+
+    def _recover(self, trainer: pl.Trainer, module: pl.LightningModule, handle: Handle) -> None:
+        """Have steps run again if they run out of memory: each is its optimizer's closure."""
+        if type(module).optimizer_zero_grad is not pl.LightningModule.optimizer_zero_grad:
+            return  # It may leave gradients, which would be lost.
+        self._module = module
+        optimizer_step = module.optimizer_step
+
+        @functools.wraps(optimizer_step)
+        def recovering(
+            epoch: int, batch_idx: int, optimizer: Any, closure: Callable[[], Any] | None = None
+        ) -> None:
+            again = closure
+            if closure is not None and trainer.accumulate_grad_batches == 1:
+                # Gradients of the step before are still there, and zeroed within the closure.
+                again = functools.partial(handle.run, closure, grads_are_zero=True)
+            optimizer_step(epoch, batch_idx, optimizer, again)
+
+        module.optimizer_step = recovering
 
 
 def attach(

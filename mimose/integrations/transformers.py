@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -14,19 +17,23 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 
 from mimose.attaching import is_compiled_whole
-from mimose.costs import Infeasible
 from mimose.handle import Handle, attach
 from mimose.integrations.accelerate import run_inside
 from mimose.integrations.shared import (
+    Windows,
     figures_for_logs,
     for_planner,
     leave,
     plain,
     ready_planner,
 )
+from mimose.integrations.trainer_arguments import COMPILED, check_arguments
 from mimose.planners.base import Planner
 
-# A training that ended in an exception has left its model attached: the next one finds out here.
+_STEPPING_IN_BACKWARD = ("lomo", "adalomo")
+"""Optimizers whose steps cannot be undone, since backward and they are one."""
+
+# A training that ended in an exception may have left its model attached: the next one finds out.
 # The attached model keeps its handle alive, which this must not do for either.
 _handles: WeakKeyDictionary[torch.nn.Module, ReferenceType[Handle]] = WeakKeyDictionary()
 
@@ -43,9 +50,16 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     Callbacks that come before this one in the Trainer's list, as those that report elsewhere do,
     have read the log by then; ``docs/use.md`` says how to put this one first.
 
-    The Trainer has no event for an exception. A training that ended in one leaves the model
-    attached until the next training begins, with this callback or another, or until
-    :meth:`detach` is called; used as a context manager, the callback does so by itself.
+    A step that runs out of memory in its forward or backward pass is undone and run again, with
+    all micro-batches of that optimizer's step, once, with every block recomputed. Not so in
+    several processes, where the others would wait for what this one repeats, nor with optimizers
+    that step while backward runs. What runs out in clipping, in the optimizer's step or in
+    evaluation ends the training with PyTorch's own error.
+
+    The model is given back after an exception, too, at once if it came from a step. From elsewhere
+    (a callback, evaluation, Ctrl-C between steps) that needs a callback that was given to the
+    Trainer as ``callbacks=``. After ``trainer.add_callback()`` the model then stays attached until
+    the next training begins, with this callback or another, or until :meth:`detach` is called.
 
     Args:
         budget: As for :func:`mimose.attach`: bytes, ``"6GB"``, a share such as ``"80%"``, or None.
@@ -78,6 +92,7 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.learned: dict[str, Any] | None = None
         self.summary: str | None = None
         self.left_out: list[str] = []
+        self._windows: Windows | None = None
 
     # -- the Trainer's events
 
@@ -89,10 +104,11 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         Raises:
             ValueError: If there are any.
         """
-        _check_arguments(args)
+        check_arguments(args)
         model = kwargs.get("model")
         if model is not None and is_compiled_whole(model):
-            raise ValueError(_COMPILED)
+            raise ValueError(COMPILED)
+        _watch(_trainer_of(self))
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -116,15 +132,23 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         attaching, _ = for_planner(self.options)
         self.handle = handle = attach(model, self.budget, self._new_planner(), **attaching)
         _handles[model] = ref(handle)
-        autocast, runs_out = bool(args.fp16 or args.bf16), bool(args.auto_find_batch_size)
-        if autocast or runs_out:
-            run_inside(handle, lambda: _around(autocast=autocast, runs_out=runs_out))
+        if args.fp16 or args.bf16:
+            run_inside(handle, functools.partial(get_mixed_precision_context_manager, True))
         learned = _learned(state, type(self).__name__) or self.learned
         if learned is not None:
             handle.load_state_dict(learned, strict=False)
         # A checkpoint from before this callback was there knows nothing of it, and the Trainer
         # fails at its next one for want of a place.
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        self._windows = None if args.optim in _STEPPING_IN_BACKWARD else Windows(handle)
+        _watch(_trainer_of(self))
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Forget the micro-batches of a step that was broken off."""
+        if self._windows is not None:
+            self._windows.forget()
 
     def on_log(
         self,
@@ -169,6 +193,7 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def detach(self) -> None:
         """Give the model back as it was, if it is attached: after a training that failed."""
+        self._windows = None
         handle, self.handle = self.handle, None
         if handle is not None:
             self.learned, self.summary = leave(handle)
@@ -180,44 +205,32 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def __exit__(self, *error: object) -> None:
         self.detach()
 
+    # -- with the Trainer's methods
+
+    def run_step(self, step: Callable[[], Any], *, last: bool) -> Any:
+        """Run a micro-batch's forward and backward pass, again if it runs out of memory.
+
+        Args:
+            step: Does so.
+            last: Whether it is the last one of an optimizer's step.
+
+        Returns:
+            What ``step`` returned.
+        """
+        try:
+            return step() if self._windows is None else self._windows.run(step, last=last)
+        except BaseException:
+            self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        """Detach after an exception, which is the one that is to be heard of."""
+        with suppress(torch.OutOfMemoryError):
+            self.detach()
+
     def _new_planner(self) -> Planner:
         _, options = for_planner(self.options)
         return ready_planner(self.planner, options)
-
-
-_COMPILED = (
-    "the whole model is compiled, and one compiled graph would be made for every plan: leave "
-    "torch_compile out, and call layer.compile() on each of the model's layers instead"
-)
-
-
-def _check_arguments(args: TrainingArguments) -> None:
-    # Recent versions of transformers call it by the first name, older ones by the second only.
-    for name in ("activation_checkpointing", "gradient_checkpointing"):
-        if getattr(args, name, False):
-            raise ValueError(
-                f"{name} recomputes every layer whatever the batch, and mimose decides that batch "
-                f"by batch: leave {name} out of the TrainingArguments"
-            )
-    sharding = getattr(args, "fsdp_config", None)
-    if isinstance(sharding, Mapping) and sharding.get("activation_checkpointing"):
-        raise ValueError(
-            "fsdp_config turns FSDP's own activation checkpointing on, and mimose decides what is "
-            "recomputed batch by batch: leave activation_checkpointing out of it"
-        )
-    if args.torch_compile:
-        raise ValueError(_COMPILED)
-    if getattr(args, "deepspeed", None):
-        raise ValueError(
-            "DeepSpeed moves parameters and gradients itself, which mimose does not predict: "
-            "leave deepspeed out of the TrainingArguments"
-        )
-    if args.n_gpu > 1:
-        raise ValueError(
-            f"the Trainer would copy the model to {args.n_gpu} GPUs within one process, and one "
-            "budget is for one GPU: start with torchrun, a process a GPU, or set "
-            "CUDA_VISIBLE_DEVICES to one of them"
-        )
 
 
 def _learned(state: TrainerState, name: str) -> dict[str, Any] | None:
@@ -230,20 +243,62 @@ def _learned(state: TrainerState, name: str) -> dict[str, Any] | None:
     return None
 
 
-@contextmanager
-def _around(*, autocast: bool, runs_out: bool) -> Iterator[None]:
-    """Surround a forward pass, planning included.
+def _trainer_of(callback: MimoseCallback) -> Any:
+    """Return the Trainer that is calling ``callback``, or None.
 
-    Args:
-        autocast: Whether Accelerate casts within it.
-        runs_out: Whether a batch that no plan fits is to end as one that ran out of memory:
-            ``auto_find_batch_size`` tries a smaller batch after PyTorch's error with these words
-            only.
+    No event says which it is, so it is looked for among the callers: a few frames up, no further
+    than the Trainer's own method.
     """
-    try:
-        with get_mixed_precision_context_manager(native_amp=autocast):
-            yield
-    except Infeasible as error:
-        if not runs_out:
+    frame = sys._getframe(1)
+    for _ in range(5):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+        caller = frame.f_locals.get("self")
+        handler = getattr(caller, "callback_handler", None)
+        if handler is not None and callback in handler.callbacks:
+            return caller
+    return None
+
+
+def _watch(trainer: Any) -> None:
+    """Have a Trainer tell its callbacks of this class what it tells no callback.
+
+    Its class is changed, as FSDP2 changes that of a module: a method put on the object instead
+    would hold the object, and with it the model, until garbage is collected.
+    """
+    if trainer is None or isinstance(trainer, _Watched):
+        return
+    cls = type(trainer)
+    kept = {"__doc__": cls.__doc__, "__module__": cls.__module__}
+    trainer.__class__ = type(cls.__name__, (_Watched, cls), kept)
+
+
+class _Watched:
+    """The two methods of a Trainer that an exception leaves."""
+
+    callback_handler: Any
+    accelerator: Any
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+        except BaseException:
+            for callback in _callbacks_of(self):
+                callback.give_back()
             raise
-        raise torch.OutOfMemoryError(f"This step would run out of memory. {error}") from error
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        step = super().training_step  # type: ignore[misc]
+
+        def once() -> Any:  # It may take labels out of its inputs: they are there the next time.
+            return step(model, copy.copy(inputs), *args, **kwargs)
+
+        for callback in _callbacks_of(self):
+            if callback.handle is not None:
+                return callback.run_step(once, last=self.accelerator.sync_gradients)
+        return once()
+
+
+def _callbacks_of(trainer: _Watched) -> list[MimoseCallback]:
+    return [c for c in trainer.callback_handler.callbacks if isinstance(c, MimoseCallback)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import warnings
@@ -34,6 +35,14 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleT
 def generated(example: Callable[[str], ModuleType]) -> ModuleType:
     """The examples' model and data."""
     return example("generated")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _frozen_libraries() -> Iterator[None]:
+    """Leave the libraries' objects out of each garbage collection: attaching asks for one."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Accelerate: attached after prepare, planned within its autocast, part of its checkpoints."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from accelerate import Accelerator
 
-from mimose.integrations.accelerate import attach
+from mimose.integrations.accelerate import attach, recovering
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -23,6 +24,14 @@ def batch(generated, count=4):
 def test_what_was_not_prepared_is_refused(generated):
     with pytest.raises(ValueError, match=r"accelerator\.prepare\(model\) first"):
         attach(Accelerator(cpu=True), generated.build_model(), "20MB")
+
+
+def test_checkpointing_by_accelerate_is_refused(generated):
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(generated.build_model())
+    accelerator.state.fsdp_plugin = SimpleNamespace(activation_checkpointing=True)
+    with pytest.raises(ValueError, match="leave activation_checkpointing out"):
+        attach(accelerator, model, "20MB")
 
 
 def test_its_autocast_is_planned_for_and_detaching_leaves_it(generated):
@@ -45,6 +54,53 @@ def test_its_autocast_is_planned_for_and_detaching_leaves_it(generated):
     assert torch.equal(loss, expected)
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients))
     assert vars(model)["forward"] is prepared
+
+
+@pytest.mark.parametrize("out_at", [None, 1, 3, 6])
+def test_accumulated_micro_batches_are_run_again_together(generated, out_at):
+    """Two optimizer's steps of three micro-batches; one of the six runs out of memory."""
+
+    def trained(planner, out_at=None, **options):
+        torch.manual_seed(0)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+        net = torch.nn.Sequential(
+            *(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)) for _ in range(3))
+        )
+        model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        left = [out_at]
+
+        def run_out(*_):
+            if left[0] is not None:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Injected by a test")
+
+        net[1].register_forward_hook(run_out)
+        losses, resident = [], []
+        size = {"size": lambda args, kwargs: tuple(args[0].shape)}
+        with attach(accelerator, model, None, planner, **size, **options) as handle:
+            run = recovering(accelerator, handle)
+            for inputs in torch.arange(6 * 32.0).reshape(6, 4, 8) / 100:
+                with accelerator.accumulate(model):
+
+                    def gradients(inputs=inputs):
+                        loss = model(inputs).square().mean()
+                        accelerator.backward(loss)
+                        return loss.item()
+
+                    losses.append(run(gradients))
+                    resident.append(handle.open_step.situation.grads_resident)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            summary = handle.summary()
+        return losses, [p.detach() for p in net.parameters()], resident, summary
+
+    losses, parameters, resident, summary = trained("fixed", out_at, plan="keep 0")
+    expected, undisturbed, _, _ = trained("baseline")
+    assert losses == expected
+    assert all(torch.equal(p, q) for p, q in zip(parameters, undisturbed))
+    assert resident == 2 * [False, True, True]
+    assert f"violations: {int(out_at is not None)}" in summary
 
 
 def test_a_checkpoint_holds_what_was_learned(generated, tmp_path):

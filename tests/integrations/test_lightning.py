@@ -33,6 +33,22 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Dropping(Module):
+    """Draws random numbers in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.append(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)))
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            torch.manual_seed(1)
+        loss = self.net(batch).square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+
 class Own(Module):
     """Calls its own forward, which uses two parts."""
 
@@ -83,7 +99,8 @@ def fit(module, callback, tmp_path, **settings):
         enable_model_summary=False,
         **settings,
     )
-    trainer.fit(module, torch.utils.data.DataLoader(torch.randn(16, 8), batch_size=4))
+    batches = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=4))
     return trainer
 
 
@@ -143,6 +160,76 @@ def test_accumulated_steps_are_logged_and_the_optimizer_is_seen_to_begin(tmp_pat
     assert callback.records[-1].situation.grads_resident
 
 
+def test_accumulated_and_cast_losses_are_those_without(tmp_path):
+    settings = {"accumulate_grad_batches": 4, "precision": "bf16-mixed", "max_steps": 2}
+    kept, recomputed = Dropping(), Dropping()
+    fit(kept, Watching(None, "baseline", size=first_extents), tmp_path, **settings)
+    callback = Watching(None, "full", size=first_extents)
+    fit(recomputed, callback, tmp_path, **settings)
+    assert len(kept.losses) == 8
+    assert recomputed.losses == kept.losses
+    assert all("autocast torch.bfloat16" in r.situation.signature for r in callback.records[1:])
+    assert callback.records[-1].plan.num_recomputed == 4
+
+
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_a_step_that_runs_out_is_run_again(tmp_path, stage):
+    undisturbed, module = Dropping(), Dropping()
+    fit(undisturbed, Watching(None, "baseline", size=first_extents), tmp_path)
+    left = [torch.OutOfMemoryError("CUDA out of memory. Injected by a test")]
+
+    def fail(*_):
+        if module.global_step == 2 and left:
+            raise left.pop()
+
+    if stage == "forward":
+        module.net.register_forward_hook(fail)
+    else:
+        module.net[1].register_full_backward_hook(fail)
+    callback = MimoseCallback(None, "fixed", plan="keep 0", size=first_extents)
+    fit(module, callback, tmp_path)
+    assert not left
+    assert "violations: 1" in callback.summary
+    for one, other in zip(module.parameters(), undisturbed.parameters()):
+        assert torch.equal(one, other)
+    assert "optimizer_step" not in vars(module)
+
+
+def test_an_accumulated_step_that_runs_out_ends_the_training(tmp_path):
+    module, error = Module(), torch.OutOfMemoryError("CUDA out of memory. Injected by a test")
+
+    def fail(*_):
+        raise error
+
+    module.net.register_forward_hook(fail)
+    callback = MimoseCallback(None, "full", size=first_extents)
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        fit(module, callback, tmp_path, accumulate_grad_batches=2)
+    assert raised.value is error
+    assert callback.handle is None
+    assert not {"forward", "optimizer_step"} & (vars(module).keys() | vars(module.net).keys())
+
+
+def test_validation_that_runs_out_is_none_of_its_business(tmp_path):
+    class Validated(Module):
+        def val_dataloader(self):
+            return torch.utils.data.DataLoader(torch.randn(4, 8), batch_size=4)
+
+        def validation_step(self, batch, batch_idx):
+            assert "forward" in vars(self.net), "attached, and left alone"
+            self.net(batch)
+            raise error
+
+    module, error = Validated(), torch.OutOfMemoryError("CUDA out of memory. Injected by a test")
+    callback = MimoseCallback(None, "full", size=first_extents)
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        fit(module, callback, tmp_path, num_sanity_val_steps=0)
+    assert raised.value is error
+    assert error.args == ("CUDA out of memory. Injected by a test",)
+    assert "steps: 4" in callback.summary
+    assert "forward" not in vars(module.net)
+
+
 def test_a_checkpoint_holds_what_was_learned(tmp_path):
     callback = MimoseCallback("1GB", sheltered=1, size=first_extents)
     trainer = fit(Module(), callback, tmp_path, max_epochs=1, max_steps=-1)
@@ -167,3 +254,36 @@ def test_fabric():
         fabric.backward(model(torch.randn(4, 8)).square().mean())
         optimizer.step()
         assert handle.last_record.plan.num_recomputed == 3
+
+
+def test_a_fabric_loop_runs_accumulated_micro_batches_again():
+    def trained(planner, out=0, **options):
+        fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+        module = Dropping()
+        left = [torch.OutOfMemoryError("CUDA out of memory. Injected by a test")] * out
+        seen = []
+
+        def fail(*_):
+            seen.append(None)
+            if left and len(seen) == 3:
+                raise left.pop()
+
+        module.net.register_forward_hook(fail)
+        model, optimizer = fabric.setup(module.net, torch.optim.SGD(module.parameters(), lr=0.1))
+        with attach(model, None, planner, size=first_extents, **options) as handle:
+
+            def gradients():
+                for part in torch.arange(128.0).reshape(4, 4, 8) / 100:
+                    fabric.backward(model(part).square().mean())
+
+            torch.manual_seed(0)
+            handle.run(gradients)
+            optimizer.step()
+            record = handle.last_record
+        return list(module.parameters()), len(seen), record
+
+    expected, passes, _ = trained("baseline")
+    parameters, more, record = trained("fixed", out=1, plan="keep 0")
+    assert (passes, more) == (4, 7)
+    assert all(torch.equal(p, q) for p, q in zip(parameters, expected))
+    assert "autocast torch.bfloat16" in record.situation.signature

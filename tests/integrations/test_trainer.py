@@ -1,7 +1,9 @@
 """Hugging Face's Trainer: what the callback refuses, logs, keeps and leaves behind."""
 
+import gc
 import json
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -63,6 +65,13 @@ class Failing(TrainerCallback):
             raise error
 
 
+class Silent(TrainerCallback):
+    """Stands where the callback would."""
+
+    def detach(self):
+        pass
+
+
 def losses(trained):
     return [log["loss"] for log in trained.state.log_history if "loss" in log]
 
@@ -77,6 +86,7 @@ def test_mimose_names_it():
         ({"activation_checkpointing": True}, "activation_checkpointing"),
         ({"gradient_checkpointing": True}, "(gradient|activation)_checkpointing"),
         ({"torch_compile": True, "torch_compile_backend": "eager"}, "torch_compile"),
+        ({"auto_find_batch_size": True}, "leave auto_find_batch_size out"),
     ],
 )
 def test_settings_that_work_against_it_are_refused(trainer, settings, words, monkeypatch):
@@ -145,9 +155,118 @@ def test_first_in_the_list_its_figures_reach_those_that_report(trainer):
     assert "mimose_recomputed_blocks" in reporting.seen
 
 
+class Breaking:
+    """A hook that runs out of memory at its ``at``-th forward pass with gradients, or without.
+
+    The error says what the kernel's would, and after it nothing is wrong.
+    """
+
+    def __init__(self, at, *, training=True):
+        self.left, self.training = at, training
+        self.error = torch.OutOfMemoryError("CUDA out of memory. Injected by a test")
+
+    def __call__(self, module, args, output):
+        if module.training == self.training:
+            self.left -= 1
+            if self.left == 0:
+                raise self.error
+
+
+@pytest.mark.parametrize("stage", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
+def test_a_step_that_runs_out_is_run_again_with_its_other_micro_batches(trainer, generated, stage):
+    settings = {"gradient_accumulation_steps": 4, "max_steps": 1}
+    plain = Silent()
+    undisturbed = trainer(plain, **settings)
+    undisturbed.train()
+    model = generated.build_model()
+    breaking = Breaking(3)  # Of four micro-batches.
+    if stage == "forward":
+        model.qa_outputs.register_forward_hook(breaking)
+    else:
+        embeddings = model.get_input_embeddings()
+        embeddings.register_full_backward_hook(lambda *args: breaking(embeddings, (), None))
+    callback = MimoseCallback(None, "fixed", plan="keep 0")
+    trained = trainer(callback, model=model, **settings)
+    trained.train()
+    assert breaking.left < 0, "it did run out, and went on"
+    assert losses(trained) == losses(undisturbed)
+    for one, other in zip(model.parameters(), undisturbed.model.parameters()):
+        assert torch.equal(one, other)
+    assert "violations: 1" in callback.summary
+
+
+def test_out_of_memory_for_good_is_pytorchs_error_and_the_model_comes_back(trainer, generated):
+    model = generated.build_model()
+    breaking = Breaking(1)
+    model.qa_outputs.register_forward_hook(breaking)
+    callback = MimoseCallback(None, "baseline")  # Never rescued.
+    with pytest.raises(torch.OutOfMemoryError, match=r"largest free block is") as raised:
+        trainer(callback, model=model).train()
+    assert raised.value is breaking.error
+    assert callback.handle is None
+    assert "forward" not in vars(model)
+
+
+def test_evaluation_that_runs_out_is_none_of_its_business(trainer, generated):
+    model = generated.build_model()
+    breaking = Breaking(1, training=False)
+    model.qa_outputs.register_forward_hook(breaking)
+    callback = MimoseCallback(None, "full")
+    trained = trainer(callback, model=model, eval_strategy="steps", eval_steps=1)
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        trained.train()
+    assert raised.value is breaking.error
+    assert raised.value.args == ("CUDA out of memory. Injected by a test",)
+    assert callback.handle is None
+    assert "forward" not in vars(model)
+    # Nothing of a training is in the way of what comes after it.
+    assert trained.predict(trained.eval_dataset).metrics["test_loss"] > 0
+
+
+def test_an_exception_from_anywhere_gives_the_model_back(trainer):
+    callback = MimoseCallback(None, "full")
+    trained = trainer(callback, Failing(error=KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        trained.train()
+    assert callback.handle is None
+    assert "steps: 1" in callback.summary
+    assert "forward" not in vars(trained.model)
+
+
+def test_nothing_holds_a_trainer_that_is_let_go(trainer):
+    trained = trainer(MimoseCallback(None, "full"), max_steps=1)
+    gone = weakref.ref(trained)
+    trained.train()
+    gc.collect()
+    gc.disable()
+    try:
+        del trained
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_callback_that_was_added_later_is_found_out_by_the_next_training(trainer, generated):
+    model = generated.build_model()
+    trained = trainer(Silent(), Failing(), model=model)
+    trained.add_callback(MimoseCallback(None, "full"))
+    with pytest.raises(RuntimeError, match="stopped by a test"):
+        trained.train()
+    left = vars(model)["forward"]
+    # Another callback on the same model, as when a cell of a notebook is run again.
+    with MimoseCallback(None, "full") as callback:
+        again = trainer(Silent(), model=model)
+        again.add_callback(callback)
+        again.add_callback(Failing())
+        with pytest.raises(RuntimeError, match="stopped by a test"):
+            again.train()
+        assert vars(model)["forward"] is not left
+    assert "forward" not in vars(model)
+
+
 def test_accumulated_and_cast_losses_are_those_without(trainer):
-    settings = {"gradient_accumulation_steps": 2, "bf16": True, "max_steps": 2}
-    kept = trainer(MimoseCallback(None, "baseline"), **settings)
+    settings = {"gradient_accumulation_steps": 4, "bf16": True, "max_steps": 1}
+    kept = trainer(Silent(), **settings)
     kept.train()
     callback = MimoseCallback(None, "full")
     seen = []
@@ -165,25 +284,27 @@ def test_accumulated_and_cast_losses_are_those_without(trainer):
     assert "steps: 4" in callback.summary
 
 
-def test_an_exception_leaves_nothing_that_the_next_training_minds(trainer, generated):
-    model = generated.build_model()
-    with pytest.raises(RuntimeError, match="stopped by a test"):
-        trainer(MimoseCallback(None, "full"), Failing(), model=model).train()
-    left = vars(model)["forward"]
-    # Another callback on the same model, as when a cell of a notebook is run again.
-    with MimoseCallback(None, "full") as callback:
-        with pytest.raises(RuntimeError, match="stopped by a test"):
-            trainer(callback, Failing(), model=model).train()
-        assert vars(model)["forward"] is not left
-    assert "forward" not in vars(model)
+def test_losses_grouped_by_length_are_those_without(trainer):
+    settings = {"train_sampling_strategy": "group_by_length"}
+    if not settings.keys() <= TrainingArguments.__dataclass_fields__.keys():
+        settings = {"group_by_length": True}  # As older versions of transformers call it.
+    # Two batches an epoch, the two texts left over dropped: the third step is another epoch's.
+    settings = {"texts": 10, "dataloader_drop_last": True, "max_steps": 3, **settings}
+    kept = trainer(Silent(), **settings)
+    kept.train()
+    callback = MimoseCallback("20MB", sheltered=1)
+    recomputed = trainer(callback, **settings)
+    recomputed.train()
+    assert losses(recomputed) == losses(kept)
+    assert len(losses(kept)) == 3
+    assert "violations: 0" in callback.summary
+    # The first step measured, and so recomputed all.
+    (measured,) = (log for log in recomputed.state.log_history if log.get("step") == 1)
+    assert 0 < measured["mimose_budget_use"] < 1
 
 
 @pytest.mark.slow
 def test_a_checkpoint_from_before_the_callback_is_resumed(trainer, tmp_path):
-    class Silent(TrainerCallback):
-        def detach(self):
-            pass
-
     trainer(Silent(), save_strategy="steps", save_steps=1, max_steps=1).train()
     callback = MimoseCallback("20MB", sheltered=1)
     again = trainer(callback, save_strategy="steps", save_steps=1, max_steps=2)
@@ -203,31 +324,16 @@ def test_a_restored_callback_says_what_a_checkpoint_cannot_hold(trainer):
         trainer(restored).train()
 
 
-@pytest.mark.slow
-def test_auto_find_batch_size_still_finds_one(trainer):
-    callback = MimoseCallback(None, "full")
-    out = torch.OutOfMemoryError("CUDA out of memory. Injected by a test")
-    trained = trainer(callback, Failing(1, out), auto_find_batch_size=True)
-    trained.train()
-    assert trained._train_batch_size == 3
-    assert losses(trained)
-    assert "forward" not in vars(trained.model)
-
-
 class NeverFits(mimose.PLANNERS["baseline"]):
-    """Knows of no plan for more than three samples."""
+    """Knows of no plan."""
 
     def plan(self, size, situation):
-        if size[0] > 3:
-            raise mimose.Infeasible("nothing fits: give a larger budget", 1)
-        return super().plan(size, situation)
+        raise mimose.Infeasible("nothing fits: give a larger budget", 1)
 
 
-@pytest.mark.slow
-def test_a_batch_that_no_plan_fits_is_one_that_ran_out(trainer):
-    name = f"{NeverFits.__module__}:NeverFits"
-    with pytest.raises(mimose.Infeasible), MimoseCallback(None, name) as callback:
-        trainer(callback).train()
-    trained = trainer(MimoseCallback(None, name), auto_find_batch_size=True)
-    trained.train()
-    assert trained._train_batch_size == 3
+def test_a_batch_that_no_plan_fits_ends_the_training(trainer):
+    callback = MimoseCallback(None, f"{NeverFits.__module__}:NeverFits")
+    trained = trainer(callback)
+    with pytest.raises(mimose.Infeasible, match="nothing fits"):
+        trained.train()
+    assert "forward" not in vars(trained.model)

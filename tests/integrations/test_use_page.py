@@ -18,9 +18,8 @@ NEEDS = {
     "Accelerate": "accelerate",
     "Lightning": "lightning",
     "LoRA and frozen layers": "peft",
-    "It still runs out of memory": "accelerate",
 }
-SLOW = ("Lightning", "LoRA and frozen layers")
+SLOW = ("Lightning", "LoRA and frozen layers", "Several processes")
 
 
 def sections():
@@ -67,6 +66,11 @@ def test_a_section_runs(generated, example, title, tmp_path, monkeypatch, capsys
             names["arguments"] = TrainingArguments("out", max_steps=2, use_cpu=True, report_to=[])
         if "module," in sections()[title]:
             names["module"] = example("with_lightning").Answering()
+    together = title == "Several processes"
+    if together:
+        names["sharded"] = generated.build_model()
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         for code in SNIPPET.findall(sections()[title]):
             exec(compile(textwrap.dedent(code), f"{PAGE.name}, {title}", "exec"), names)
@@ -74,35 +78,7 @@ def test_a_section_runs(generated, example, title, tmp_path, monkeypatch, capsys
         for thing in list(names.values()):
             if type(thing).__name__ in ("Handle", "MimoseCallback"):
                 thing.detach()
+        if together:
+            torch.distributed.destroy_process_group()
     if title == "It still runs out of memory":
         assert re.search(r"longest input that fits: \d+", capsys.readouterr().out)
-
-
-def test_the_recovering_trainer_recovers(generated, tmp_path):
-    pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
-    from transformers import TrainingArguments
-
-    from mimose import MimoseCallback
-
-    (code,) = (c for c in SNIPPET.findall(PAGE.read_text()) if "class Recovering" in c)
-    names = {}
-    exec(textwrap.dedent(code), names)
-    model = generated.build_model()
-    left = [torch.OutOfMemoryError("CUDA out of memory. Injected by a test")]
-
-    def fail(*_):
-        if left:
-            raise left.pop()
-
-    model.qa_outputs.register_forward_hook(fail)
-    callback = MimoseCallback(None, "fixed", plan="keep 0")
-    trainer = names["Recovering"](
-        model=model,
-        args=TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to=[]),
-        train_dataset=generated.Texts(8),
-        data_collator=generated.collate,
-        callbacks=[callback],
-    )
-    with callback:
-        trainer.train()
-    assert "violations: 1" in callback.summary
