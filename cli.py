@@ -8,6 +8,7 @@ error.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -640,9 +641,9 @@ def run(
     from mimose_bench.experiments.run import run as train
 
     result = train(config, quiet=quiet)
-    if json:
+    if json and result.leads:
         _print_json(result.info)
-    else:
+    elif result.leads:
         print(tables.show(load_run(result.info["summary"]["run_dir"]), num_steps=0))
     if result.message is not None and quiet:
         _say(result.message)
@@ -1201,6 +1202,10 @@ def _fail(error: BaseException) -> int:
     if os.environ.get("MIMOSE_DEBUG") == "1":
         raise error
     text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = f"cannot read or write {error.filename or 'a file'} ({error.strerror})"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += ": make room there or name another folder with --out; what was written is kept"
     if isinstance(error, ImportError):
         text += ": mimose-bench doctor says what to install"
     _say(f"mimose-bench: {text}")
@@ -1212,6 +1217,11 @@ def main() -> None:
     from mimose.costs import Infeasible
     from mimose_bench.experiments import stopping
 
+    try:
+        Path.cwd()
+    except OSError:  # Libraries that commands load end the program there without a word of ours.
+        _say("mimose-bench: the working folder is not there any more: change to another one")
+        sys.exit(1)
     # Schedulers end a job with SIGTERM: it is recorded like one ended at the keyboard.
     stopping.install()
     try:

@@ -150,6 +150,11 @@ class RunConfig:
             raise ValueError(f"--threads must be at most {_MOST_THREADS}, not {self.threads}")
         if self.allocator is not None:
             _one_of("--allocator", self.allocator, ("native", "expandable"))
+            if self.device.partition(":")[0] == "cuda":
+                raise ValueError(
+                    "on cuda the allocator is PyTorch's: leave --allocator out and set "
+                    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (or False) before the start"
+                )
         _one_of("--scale", self.scale, SCALES)
         _one_of("--precision", self.precision, PRECISIONS)
         _one_of("--attention", self.attention, ("eager", "sdpa"))

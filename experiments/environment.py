@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mimose_bench.experiments import sources
+
 PACKAGES = (
     "mimose-bench",
     "torch",
@@ -46,6 +48,7 @@ def capture(device: str = "cpu") -> dict[str, Any]:
     return {
         "command": command_line(),
         "git_commit": git_commit(),
+        "source": sources.digest(of_runs=True),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": versions(),
@@ -91,6 +94,13 @@ def git_commit() -> str | None:
         return None
     changed = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
     return f"{commit}-dirty" if changed else commit
+
+
+def code() -> str:
+    """Return in words the code that runs here; see :func:`.sources.code_of`."""
+    found = sources.code_of({"source": sources.digest(of_runs=True), "versions": versions()})
+    assert found is not None
+    return found
 
 
 def cpu_model() -> str:

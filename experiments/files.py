@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,23 +19,47 @@ TEMPORARY = ".tmp-"
 
 def write_json(path: Path, data: Any) -> None:
     """Write ``data`` in one step; NaN and infinities, which JSON lacks, become null."""
-    text = json.dumps(jsonable(data), indent=2, allow_nan=False) + "\n"
-    temporary = path.with_name(TEMPORARY + path.name)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_text(path, json.dumps(jsonable(data), indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` in one step."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write ``data`` in one step."""
+    with _in_one_step(path) as file:
+        file.write(data)
 
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Write ``table`` as parquet in one step."""
-    temporary = path.with_name(TEMPORARY + path.name)
-    with temporary.open("wb") as file:
+    with _in_one_step(path) as file:
         pq.write_table(table, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def _in_one_step(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of ``path`` at the end of the block, or leaves no trace.
+
+    Raises:
+        OSError: If it cannot be written; the file that was meant is named, as it is not where a
+            disk is full.
+    """
+    temporary = path.with_name(TEMPORARY + path.name)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise
 
 
 def jsonable(value: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from mimose.costs import Infeasible
+from mimose.devices.base import Device
 from mimose.devices.sim.device import SimDevice
 from mimose.devices.sim.steps import StepLog
 from mimose.handle import Handle
@@ -56,7 +57,11 @@ class Step:
 
 
 class Trainer:
-    """A model, its optimizer and its handle, ready to take steps."""
+    """A model, its optimizer and its handle, ready to take steps.
+
+    Attributes:
+        together: Whether other processes take each step, too.
+    """
 
     def __init__(
         self,
@@ -65,6 +70,7 @@ class Trainer:
         handle: Handle,
         config: RunConfig,
         memory: StepMemory | None = None,
+        begin: Callable[[Callable[[], None], Device], None] | None = None,
     ) -> None:
         """Make the task's optimizer.
 
@@ -74,6 +80,8 @@ class Trainer:
             handle: The model's handle.
             config: The run.
             memory: Where simulated steps are remembered; None takes every step in full.
+            begin: In several processes what begins a step in all of them or in none, as
+                :meth:`mimose_bench.experiments.crew.Crew.begin` does.
         """
         self.task = task
         self.model = model
@@ -82,6 +90,8 @@ class Trainer:
         self.simulated = handle.device.kind == "sim"
         self._sim = handle.device if isinstance(handle.device, SimDevice) else None
         self.memory = memory
+        self._begin = begin
+        self.together = begin is not None
         self._scope = (
             json.dumps(task.settings(), sort_keys=True, default=str),
             None if self._sim is None else repr(self._sim.gpu),
@@ -154,7 +164,10 @@ class Trainer:
             Thrashing: If a tensor-level policy recomputed too much, likewise.
         """
         handle = self.handle
-        handle.begin(batch.size)
+        if self._begin is None:
+            handle.begin(batch.size)
+        else:
+            self._begin(lambda: handle.begin(batch.size), handle.device)
         if self._sim is None or self.memory is None:
             return self._take(lambda: self._gradients(tensors))
         key = key_of(handle, self._scope, tensors)
@@ -260,8 +273,11 @@ class Trainer:
             in_optimizer: Whether the last step failed in the optimizer.
 
         Returns:
-            Bytes, or None where even the bare device has too little memory.
+            Bytes, or None where even the bare device has too little memory, or where other
+            processes would have to take the steps, too.
         """
+        if self._begin is not None:
+            return None
         handle = self.handle
         handle.device.enforce(None)
         handle.planner = make_planner("full")

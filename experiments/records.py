@@ -12,6 +12,7 @@ A run that is killed keeps every row up to its last flush, at most 10 s of train
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -41,6 +42,8 @@ __all__ = ["Run", "RunWriter", "block_rows", "find_runs", "load_run", "step_row"
 
 FLUSH_SECONDS = 10.0
 
+_MOST_PARTS = 1_000_000
+
 
 class RunWriter:
     """Writes one run. Use it as a context manager: an error ends the run's record, too.
@@ -48,13 +51,19 @@ class RunWriter:
     Attributes:
         directory: The run's own folder.
         info: What ``run.json`` holds.
+        rank: The process whose rows it writes.
+        shared: Whether other processes write to the folder, too. One that ends alone leaves there
+            how the run ended.
     """
 
-    def __init__(self, directory: Path, info: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, info: dict[str, Any], *, rank: int = 0) -> None:
         self.directory = directory
         self.info = info
-        self._steps = _Parts(directory, "steps", STEPS)
-        self._blocks = _Parts(directory, "blocks", BLOCKS)
+        self.rank = rank
+        self.shared = False
+        # Numbers of its own, so that no process writes another's parts.
+        self._steps = _Parts(directory, "steps", STEPS, first=rank * _MOST_PARTS)
+        self._blocks = _Parts(directory, "blocks", BLOCKS, first=rank * _MOST_PARTS)
         self._oldest: float | None = None
         self._previous = time.monotonic()
         self._finished = False
@@ -169,6 +178,8 @@ class RunWriter:
         self._blocks.merge()
         self.info.update(info)
         self.info["outcome"] = outcome
+        if self.shared and (before := self.on_disk())["outcome"] != "running":
+            self.info.update(outcome=before["outcome"], error=before.get("error"))
         self.info["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.info["summary"] = {
             **summarize(to_frame(steps), self.info, run_dir=str(self.directory)),
@@ -177,6 +188,11 @@ class RunWriter:
         self._write_info()
         self.log(f"run ended: {outcome}")
         return self.info
+
+    def on_disk(self) -> dict[str, Any]:
+        """Return what ``run.json`` holds now."""
+        found: dict[str, Any] = json.loads((self.directory / "run.json").read_text("utf-8"))
+        return found
 
     def __enter__(self) -> RunWriter:
         return self
@@ -201,12 +217,12 @@ class RunWriter:
 class _Parts:
     """A table that grows on disk as numbered part files and ends as a single one."""
 
-    def __init__(self, directory: Path, name: str, schema: pa.Schema) -> None:
+    def __init__(self, directory: Path, name: str, schema: pa.Schema, first: int = 0) -> None:
         self.rows: list[Row] = []
         self._path = directory / f"{name}.parquet"
         self._folder = directory / f"{name}.parts"
         self._schema = schema
-        self._count = 0
+        self._count = first
 
     def flush(self) -> None:
         if not self.rows:

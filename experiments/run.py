@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mimose.attaching import budget_bytes
 from mimose.costs import Infeasible
 from mimose.devices import open_device
 from mimose.devices.base import Device
@@ -27,6 +30,7 @@ from mimose_bench.experiments import environment, stopping
 from mimose_bench.experiments.clock import clock_of, device_name
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.course import Course, course_of
+from mimose_bench.experiments.crew import Crew
 from mimose_bench.experiments.flops import Counted, Taken, count_steps, peak_of, taken_in
 from mimose_bench.experiments.loop import Step, Trainer
 from mimose_bench.experiments.profiling import Kept, ProfileError, check, plan_size, prepare
@@ -42,11 +46,15 @@ EXIT_OUT_OF_MEMORY = 3
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A finished run: its exit code, its ``run.json`` and, unless it is 0, why."""
+    """A finished run: its exit code, its ``run.json`` and, unless it is 0, why.
+
+    ``leads`` is False in the processes of a run of several that do not keep its record.
+    """
 
     exit_code: int
     info: dict[str, Any]
     message: str | None = None
+    leads: bool = True
 
 
 def task_of(config: RunConfig) -> Task:
@@ -99,9 +107,11 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
     check(config, planner)
     budget = "none" if config.budget is None else format_bytes(config.budget).replace(" ", "")
     with contextlib.ExitStack() as records:
+        crew = records.enter_context(Crew(config, planner))
+        config, quiet, leads = crew.config, quiet or crew.rank > 0, crew.rank == 0
         with opened(config) as device, contextlib.ExitStack() as stack:
-            writer = records.enter_context(
-                RunWriter.create(
+            writer = crew.writer(
+                lambda: RunWriter.create(
                     config.out,
                     task=config.task,
                     planner=config.planner,
@@ -112,9 +122,10 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
                     clock=clock_of(device),
                     seed=config.seed,
                     config=dataclasses.asdict(config),
-                    environment=environment.capture(device.kind),
+                    environment=environment.capture(device.kind) | crew.to_json(),
                 )
             )
+            records.enter_context(writer)
             task = task_of(config)
             writer.update(
                 data=task.data_source.to_json(), task_settings=task.settings(), size_unit=task.unit
@@ -122,12 +133,21 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
             torch.manual_seed(config.seed)
             model = device.build(task.build_model)
             device.adopt(model)
+            too_little = _too_little(config.budget, model, device)
+            if too_little is not None:
+                writer.log(too_little)
+                if not quiet:
+                    print(too_little, file=sys.stderr, flush=True)
+                info = writer.finish("infeasible", error=too_little, least_budget_bytes=None)
+                return RunResult(EXIT_OUT_OF_MEMORY, info, too_little, leads)
+            model = crew.wrapped(model)
             handle = stack.enter_context(
                 attach(model, config.budget, planner, device=device, enforce=config.enforce)
             )
             memory = StepMemory() if memory is None else memory
-            trainer = Trainer(task, model, handle, config, memory)
-            course = course_of(config, task)
+            begin = crew.begin if crew.several else None
+            trainer = Trainer(task, model, handle, config, memory, begin)
+            course = crew.course(course_of(config, task), task)
             progress = records.enter_context(
                 Progress(
                     course.total,
@@ -155,17 +175,30 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
             kind = device.kind
             del model, handle, trainer
         # Not before: counting opens a device of its own.
-        counted = count_steps(config, task, kind, taken, say) if ended.ran else Counted()
-        info = writer.finish(
-            ended.outcome,
-            error=ended.failure,
-            columns=counted.columns,
-            flops={**peak.to_json(), **counted.info},
-            **ended.info,
-        )
+        counts = ended.ran and not crew.several  # A column has a value a row of one process.
+        counted = count_steps(config, task, kind, taken, say) if counts else Counted()
+        with crew.merging(writer, together=ended.outcome in ("done", "infeasible")):
+            info = writer.finish(
+                ended.outcome,
+                error=ended.failure,
+                columns=counted.columns,
+                flops={**peak.to_json(), **counted.info},
+                **ended.info,
+            )
+        if ended.outcome in ("oom", "thrashing"):
+            crew.failed(ended.failure or ended.outcome)
     if ended.outcome == "done":
-        return RunResult(EXIT_DONE, info)
-    return RunResult(EXIT_OUT_OF_MEMORY, info, ended.failure)
+        return RunResult(EXIT_DONE, info, None, leads)
+    return RunResult(EXIT_OUT_OF_MEMORY, info, ended.failure, leads)
+
+
+def _too_little(budget: int | None, model: torch.nn.Module, device: Device) -> str | None:
+    """Return why no plan can fit into a budget that the parameters alone exceed, else None."""
+    try:
+        budget_bytes(budget, model, device)
+    except ValueError as error:  # Of a number of bytes nothing else is refused.
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +268,7 @@ def _train(
     simulated_seconds = 0.0
     failure: str | None = None
     least: int | None = None
+    lost: int | None = None
     outcome = "done"
     started = time.perf_counter()
     batches = course.batches(handle.device.host_memory)
@@ -248,6 +282,12 @@ def _train(
             record = step.record
             reserved = None if record is None or weight is not None else record.peak_reserved_bytes
             progress.step(peak_bytes=reserved, loss=step.loss, total=course.total)
+            if lost is None and step.loss is not None and not math.isfinite(step.loss):
+                lost = step.number
+                say(
+                    f"warning: the loss of step {lost} is {step.loss}: memory and times are "
+                    "recorded as ever, but nothing is learnt any more; give a smaller --lr"
+                )
             simulated_seconds += (record and record.step_seconds) or 0.0
             if step.error is None:
                 samples += step.batch.num_samples
@@ -274,6 +314,7 @@ def _train(
             "optimizer_foreach": _foreach(trainer.optimizer),
             "margin_bytes": getattr(planner, "margin_bytes", None),
             "least_budget_bytes": least,
+            "first_lost_loss": lost,
         },
     )
 
@@ -284,7 +325,7 @@ def _write(writer: RunWriter, step: Step, handle: Handle, task: Task, weight: fl
     if step.record is None:
         plan = Plan.recompute_each(len(handle.block_names))
         row: dict[str, Any] = {
-            "rank": 0,
+            "rank": writer.rank,
             "step": step.number,
             "phase": "responsive",
             "input_size": batch.input_size,
@@ -307,6 +348,7 @@ def _write(writer: RunWriter, step: Step, handle: Handle, task: Task, weight: fl
         loss=step.loss,
         wait_seconds=step.wait_seconds,
         weight=weight,
+        rank=writer.rank,
     )
     writer.add(row, block_rows(step.record, step=step.number, input_size=batch.input_size))
 
@@ -317,6 +359,8 @@ def _explain(config: RunConfig, trainer: Trainer, step: Step) -> tuple[str, str,
     size = task.describe_size(batch.size)
     where = f"step {step.number} (batch of {batch.num_samples}, {size} {task.unit})"
     if step.least_budget_bytes is not None:
+        if trainer.together:  # It may be another process's batch, of another size.
+            where = f"step {step.number}"
         least = format_bytes(step.least_budget_bytes, up=True)
         failure = f"{where} does not fit: {step.error}; the least budget is {least}"
         return "infeasible", failure, step.least_budget_bytes

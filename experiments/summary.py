@@ -52,7 +52,6 @@ def summarize(
     budget = info.get("budget_bytes")
     allocated = _max(counted["peak_allocated_bytes"])
     reserved = None if expected else _max(steps["peak_reserved_bytes"])
-    losses = _floats(done["loss"])
     return {
         "run_dir": run_dir,
         "num_steps": len(steps),
@@ -65,7 +64,7 @@ def summarize(
         "median_step_seconds": _median(done, "step_seconds"),
         "mean_step_seconds": _mean(done, "step_seconds"),
         "total_seconds": _seconds(steps["step_seconds"][~outcome.isin(FAILED)]),
-        "final_loss": _number(losses[-1]) if losses.size else None,
+        "final_loss": _number(done["loss"].iloc[-1]) if len(done) else None,
         "device_label": info.get("device_label"),
         "fragmentation_bytes": None if None in (allocated, reserved) else reserved - allocated,
         "num_alloc_retries": _total(steps["num_alloc_retries"]),

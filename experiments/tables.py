@@ -393,6 +393,8 @@ def _recomputed(run: Run) -> str:
 def _loss(info: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     if info.get("clock") is not None:
         return "none: the run is simulated"
+    if summary["final_loss"] is None and info.get("first_lost_loss") is not None:
+        return f"not a finite number since step {info['first_lost_loss']}"
     return number(summary["final_loss"], ".4f")
 
 

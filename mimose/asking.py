@@ -35,6 +35,9 @@ class Asked:
     def _situation(self) -> Situation:
         raise NotImplementedError
 
+    def _close_ended(self) -> None:
+        raise NotImplementedError
+
     def rebind(self) -> None:
         """Tell the planner the facts about the model again."""
         raise NotImplementedError
@@ -48,6 +51,7 @@ class Asked:
         Raises:
             Infeasible: If the planner knows that no plan fits the budget.
         """
+        self._close_ended()
         size = self._size_of(args, kwargs)
         # On a copy, so that the step under way and the next one know nothing of the question.
         return copy.deepcopy(self.planner).plan(size, self._situation()).plan
@@ -71,6 +75,7 @@ class Asked:
             ValueError: If the planner predicts nothing, has no budget or has not seen enough
                 lengths yet.
         """
+        self._close_ended()
         size = self._size_of(args, kwargs)
         longest = getattr(self.planner, "longest", None)
         if longest is None:
@@ -85,6 +90,7 @@ class Asked:
 
         A run that loads it needs no sheltered iterations of its own; see :meth:`load_state_dict`.
         """
+        self._close_ended()
         return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -124,10 +130,12 @@ class Asked:
             ``peak_allocated_bytes`` (the highest), ``predicted_peak_bytes`` (of that same step) and
             ``budget_use`` (peak allocated over budget, the median of the steps that recomputed).
         """
+        self._close_ended()
         return self._tally.statistics()
 
     def summary(self) -> str:
         """Return several lines: what is attached, and what all steps so far came to."""
+        self._close_ended()
         names = self._executor.block_names
         budget = "none" if self.budget_bytes is None else format_bytes(self.budget_bytes)
         lines = [

@@ -10,18 +10,29 @@ import torch
 from mimose.devices import device_for
 from mimose.devices.base import Device
 from mimose.devices.tensors import storage_bytes
+from mimose.distributed.wrapping import check_supported, unwrapped
 from mimose.planners import make_planner
 from mimose.planners.base import Planner
 from mimose.runtime.wrappers import COMPILED_WHOLE
 from mimose.units import format_bytes, parse_bytes
 
 
-def check_model(model: Any) -> None:
-    """Refuse what cannot be attached.
+def checked_model(model: Any) -> torch.nn.Module:
+    """Return the module to attach: ``model``, or what ``DistributedDataParallel`` has wrapped.
 
     Raises:
-        ValueError: If ``model`` is no module, or is compiled as a whole.
+        ValueError: If ``model`` is no module, is compiled as a whole, or is wrapped in what does
+            not let blocks run again.
     """
+    _check_model(model)
+    module: torch.nn.Module = unwrapped(model)
+    if module is not model:
+        _check_model(module)
+    return module
+
+
+def _check_model(model: Any) -> None:
+    check_supported(model)
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"mimose.attach takes a torch.nn.Module, not {type(model).__name__}")
     if is_compiled_whole(model):

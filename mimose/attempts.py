@@ -28,7 +28,7 @@ def attempts(handle: Handle, *, grads_are_zero: bool) -> Iterator[Attempt]:
     """Yield one attempt, and another if it failed; see :meth:`Handle.attempts`."""
     if handle._step is not None and handle._step.forwarded is not None:
         handle.end()  # A user's own loop: the step before this one.
-    if not handle.planner.rescued:
+    if not handle.planner.rescued or handle._together.several:
         yield Attempt(handle, last=True)
         return
     handle._undo.save(grads_are_zero=grads_are_zero)
@@ -95,31 +95,55 @@ class Attempt:
             return False
         self.failed = True
         if self._last or self.stepped:
-            if not isinstance(error, NoRoomError):  # That one has said all there is to say.
-                add_to_message(error, self._figures(str(error)))
+            explain(handle, error, self)
             return False
         drop_frames(error)
         return True
 
-    def _figures(self, said: str) -> Iterator[str]:
-        handle = self._handle
-        device, step = handle.device, handle._step
-        allocated = format_bytes(device.allocated_bytes())
-        reserved = format_bytes(device.reserved_bytes())
-        yield f"Now {allocated} are allocated and {reserved} are reserved."
-        if "largest free block" not in said:  # CUDA's own message does not say.
-            yield f"The largest free block is {format_bytes(device.largest_free_block_bytes())}."
-        if step is not None:
-            yield f"The plan was: {step.plan}."
-            if isinstance(step.plan, Eviction):
-                yield "A larger reserve leaves more for fragmentation."
-        if self.stepped:
-            yield (
-                "An optimizer's step had begun, which cannot be undone: the parameters may be half "
-                "updated, so load the last checkpoint."
-            )
-        elif handle.planner.rescued and not handle._undo.possible:
-            yield (
-                "It was not run again, since gradients of earlier micro-batches were there: give "
-                "handle.run() a function that runs all micro-batches of the optimizer's step."
-            )
+
+def explain(handle: Handle, error: torch.OutOfMemoryError, attempt: Attempt | None = None) -> None:
+    """Add figures to the text of an error that escapes, and mark the open step as failed.
+
+    Args:
+        handle: The handle.
+        error: PyTorch's own error.
+        attempt: The attempt that it ended; None in a plain loop.
+    """
+    if handle._step is not None:
+        handle._step.lost = True
+    if not isinstance(error, NoRoomError):  # That one has said all there is to say.
+        add_to_message(error, _figures(handle, str(error), attempt))
+
+
+def _figures(handle: Handle, said: str, attempt: Attempt | None) -> Iterator[str]:
+    device, step = handle.device, handle._step
+    allocated = format_bytes(device.allocated_bytes())
+    reserved = format_bytes(device.reserved_bytes())
+    yield f"Now {allocated} are allocated and {reserved} are reserved."
+    if "largest free block" not in said:  # CUDA's own message does not say.
+        yield f"The largest free block is {format_bytes(device.largest_free_block_bytes())}."
+    if step is not None:
+        yield f"The plan was: {step.plan}."
+        if isinstance(step.plan, Eviction):
+            yield "A larger reserve leaves more for fragmentation."
+    if attempt is not None and attempt.stepped:
+        yield (
+            "An optimizer's step had begun, which cannot be undone: the parameters may be half "
+            "updated, so load the last checkpoint."
+        )
+    elif handle.planner.rescued and handle._together.several:
+        yield (
+            "It was not run again, since other processes are waiting in the collectives of "
+            "this pass: leave it more room, by a larger margin or a smaller batch, and start again "
+            "from the last checkpoint."
+        )
+    elif handle.planner.rescued and attempt is None:
+        yield (
+            "Give handle.run() a function that runs the forward and backward pass, and a step that "
+            "runs out of memory is undone and run once more."
+        )
+    elif handle.planner.rescued and not handle._undo.possible:
+        yield (
+            "It was not run again, since gradients of earlier micro-batches were there: give "
+            "handle.run() a function that runs all micro-batches of the optimizer's step."
+        )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import add
+from operator import add, sub
 
 from mimose.plan import Plan, Region
 from mimose.records import ModelInfo, Situation
@@ -42,6 +42,13 @@ class Profile:
     step; ``kept_peak``, ``checkpoint_peak``, ``activation`` and ``output`` are bytes above the
     level before the block's forward.
 
+    ``activation`` is what a kept block holds from the end of the model's forward to its own
+    backward. Until then it may hold more or less, ``forward_activation``: autocast's copies of its
+    weights are in all later levels anyway while autocast is on, and its input may be held by its
+    caller. ``freed`` is the part of its input that is gone when its backward comes, since it is
+    kept and saves none of it; a recomputed block holds its input. ``loss_peak`` is the part of
+    ``head_peak`` that is still forward. Without these a block's input stays, whatever the plan.
+
     Times and FLOPs are there where a planner asked for a profile of its own; mimose's estimator
     predicts forward times only. ``recompute_*`` is what running the block again for its own
     backward takes: less than its forward, since that stops at the last tensor that is needed.
@@ -67,6 +74,9 @@ class Profile:
     recompute_flops: tuple[int, ...] = ()
     backward_flops: tuple[int, ...] = ()
     outside_flops: int = 0
+    forward_activation: tuple[int, ...] = ()
+    freed: tuple[int, ...] = ()
+    loss_peak: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -171,23 +181,33 @@ def predict_peak(profile: Profile, plan: BlockPlan, info: ModelInfo, situation: 
     if isinstance(plan, Schedule):
         return _ScheduleTimeline(profile, grown, info.cuts or ()).run(plan, situation)
     kept = list(profile.activation)
+    adding = list(profile.forward_activation)
     forward = list(profile.kept_peak)
+    freed = list(profile.freed)
     for region in plan.regions:
-        if region.first != region.last:
+        first = region.first
+        if first != region.last:
             return _Timeline(profile, grown).run(plan, situation)
-        kept[region.first] = 0
-        forward[region.first] = profile.checkpoint_peak[region.first]
+        kept[first] = 0
+        forward[first] = profile.checkpoint_peak[first]
+        if adding:
+            adding[first] = 0
+        if freed:
+            freed[first] = 0
 
     # One-block regions only: no output is dropped, and a block's backward costs the same whether
-    # its activations were kept or have just come back.
+    # its activations were kept or have just come back, but for its input.
     bases = list(accumulate(kept, initial=0))
+    before = list(accumulate(adding, initial=0)) if adding else bases
     backward_peak: Sequence[int] = profile.backward_peak
     if grown is not None:
         backward_peak = list(map(add, backward_peak, grown))
-    forwards = list(map(add, map(add, profile.level, bases), forward))
+    if freed:
+        backward_peak = list(map(sub, backward_peak, freed))
+    forwards = list(map(add, map(add, profile.level, before), forward))
     backwards = list(map(add, backward_peak, bases))
     highest_forward, highest_backward = max(forwards), max(backwards)
-    top, where = _outside(profile, bases[-1], grown, situation)
+    top, where = _outside(profile, before[-1], bases[-1], grown, situation)
     if highest_forward > top:
         top, where = highest_forward, f"forward of block {forwards.index(highest_forward)}"
     if highest_backward > top:
@@ -196,14 +216,19 @@ def predict_peak(profile: Profile, plan: BlockPlan, info: ModelInfo, situation: 
 
 
 def _outside(
-    profile: Profile, base: int, grown: Sequence[int] | None, situation: Situation
+    profile: Profile, before: int, base: int, grown: Sequence[int] | None, situation: Situation
 ) -> tuple[int, str]:
-    """Return the highest level outside all blocks; ``base`` is what the plan adds at the head."""
+    """Return the highest level outside all blocks.
+
+    What the plan adds at the head is ``before`` in the forward pass and ``base`` from then on.
+    """
     at_head, at_end = (0, 0) if grown is None else (grown[-1], grown[0])
     optimizer = profile.optimizer_peak + at_end
     if not situation.optimizer_ready:
         optimizer += profile.optimizer_state
     top, where = profile.head_peak + base + at_head, "head"
+    if profile.loss_peak + before > top:
+        top = profile.loss_peak + before
     if profile.first_peak > top:
         top, where = profile.first_peak, "before the first block"
     if profile.tail_peak + at_end > top:
@@ -228,10 +253,13 @@ class _Timeline:
 
     def run(self, plan: Plan, situation: Situation) -> Peak:
         items = _items(plan.regions, 0, plan.num_blocks - 1)
-        bases = self.forward(items, 0, 0, "forward of block {}")
+        profile = self.profile
+        adding = profile.forward_activation or profile.activation
+        before = self.forward(items, 0, 0, "forward of block {}", adding)
+        bases = _bases(profile, items)
         self.backward(items, bases)
         grown = None if situation.grads_resident else self.grown
-        top, where = _outside(self.profile, bases[-1], grown, situation)
+        top, where = _outside(profile, before[-1], bases[-1], grown, situation)
         if self.top > top:
             top, where = self.top, self.where
         return Peak(situation.resident_bytes + top, where)
@@ -240,13 +268,23 @@ class _Timeline:
         if level > self.top:
             self.top, self.where = level, where.format(number)
 
-    def forward(self, items: Sequence[Region | int], base: int, extra: int, name: str) -> list[int]:
-        """Run ``items`` once; return the base before each of them and after the last."""
+    def forward(
+        self,
+        items: Sequence[Region | int],
+        base: int,
+        extra: int,
+        name: str,
+        adding: Sequence[int],
+    ) -> list[int]:
+        """Run ``items`` once; return the base before each of them and after the last.
+
+        ``adding`` is what each block adds to it if it is kept.
+        """
         profile, bases = self.profile, [base]
         for item in items:
             if isinstance(item, int):
                 self.see(profile.level[item] + base + extra + profile.kept_peak[item], name, item)
-                base += profile.activation[item]
+                base += adding[item]
             else:
                 dropped = previous = 0
                 for block in range(item.first, item.last + 1):
@@ -266,6 +304,8 @@ class _Timeline:
             if isinstance(item, int) or item.first == item.last:
                 block = item if isinstance(item, int) else item.first
                 level = profile.backward_peak[block] + base + grown[block]
+                if profile.freed and isinstance(item, int):
+                    level -= profile.freed[item]
                 self.see(level, "backward of block {}", block)
                 continue
             inner = _items(item.inner, item.first, item.last)
@@ -273,7 +313,7 @@ class _Timeline:
             # there.
             extra = held_meanwhile(profile, grown, item.last)
             name = "recomputation of block {}"
-            before = self.forward(inner[:-1], base, extra, name)
+            before = self.forward(inner[:-1], base, extra, name, profile.activation)
             self.backward(inner, [*before, 0])
 
 
@@ -285,6 +325,10 @@ class _ScheduleTimeline:
 
     def __init__(self, profile: Profile, grown: Sequence[int] | None, cuts: Sequence[int]) -> None:
         self.profile = profile
+        # A schedule may have dropped a block's input already: what is freed is not counted twice.
+        self.activation: Sequence[int] = profile.activation
+        if profile.freed:
+            self.activation = list(map(add, profile.activation, profile.freed))
         self.no_growth = grown is None
         self.grown = (0,) * (profile.num_blocks + 1) if grown is None else grown
         self.cuts = frozenset(cuts)
@@ -301,7 +345,7 @@ class _ScheduleTimeline:
                 at_head = self.before(moment, schedule.num_blocks - 1)
         assert at_head is not None, "every schedule has a backward"
         grown = None if self.no_growth else self.grown
-        outside, what = _outside(self.profile, at_head, grown, situation)
+        outside, what = _outside(self.profile, at_head, at_head, grown, situation)
         if outside > top:
             top, where = outside, what
         return Peak(situation.resident_bytes + top, where)
@@ -311,7 +355,7 @@ class _ScheduleTimeline:
         profile, block = self.profile, moment.block
         base = self.before(moment, block)
         if moment.backward:
-            base -= profile.activation[block]
+            base -= self.activation[block]
         # While something is run again, outputs behind it may be waiting for their own use.
         if not moment.first and not moment.backward:
             base += sum(profile.output[b] for b in moment.outputs if b >= block)
@@ -321,7 +365,7 @@ class _ScheduleTimeline:
         """Return activations held at a moment, less outputs not held of what precedes a block."""
         profile, outputs = self.profile, moment.outputs | self.pinned
         dropped = sum(profile.output[b] for b in range(block) if b not in outputs)
-        return sum(profile.activation[b] for b in moment.saved) - dropped
+        return sum(self.activation[b] for b in moment.saved) - dropped
 
     def level(self, moment: Moment) -> tuple[int, str]:
         profile, block = self.profile, moment.block
@@ -350,6 +394,17 @@ def held_meanwhile(profile: Profile, grown: Sequence[int], last: int) -> int:
     recomputing = profile.level[last] + profile.kept_peak[last] - profile.output[last]
     held = profile.backward_peak[last] - recomputing
     return max(held, profile.output[last]) + grown[last + 1]
+
+
+def _bases(profile: Profile, items: Sequence[Region | int]) -> list[int]:
+    """Return what a plan adds to the levels before each item and after the last, in backward."""
+    bases = [0]
+    for item in items:
+        if isinstance(item, int):
+            bases.append(bases[-1] + profile.activation[item])
+        else:
+            bases.append(bases[-1] - sum(profile.output[item.first : item.last]))
+    return bases
 
 
 def _items(regions: Sequence[Region], first: int, last: int) -> list[Region | int]:

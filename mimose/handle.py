@@ -21,9 +21,12 @@ from torch.optim.optimizer import (
 )
 
 from mimose.asking import Asked
-from mimose.attaching import budget_bytes, check_model, check_size, chosen_planner, open_for
-from mimose.attempts import Attempt, attempts
+from mimose.attaching import budget_bytes, check_size, checked_model, chosen_planner, open_for
+from mimose.attempts import Attempt, attempts, explain
 from mimose.devices.base import Device
+from mimose.distributed.agreeing import check_sync
+from mimose.distributed.together import Together
+from mimose.distributed.wrapping import num_bytes
 from mimose.eviction import Eviction
 from mimose.plan import Plan
 from mimose.planners.base import Planner
@@ -40,6 +43,8 @@ from mimose.records import (
 from mimose.report import Tally
 from mimose.runtime.blocks import find_blocks
 from mimose.runtime.executor import Executor
+from mimose.runtime.failing import watch
+from mimose.runtime.optimizers import stepping, with_state
 from mimose.runtime.recovery import Undo
 from mimose.runtime.sizes import size_of
 from mimose.runtime.step import OpenStep
@@ -65,12 +70,14 @@ def attach(
     device: Device | None = None,
     enforce: bool = False,
     size: SizeFunction | None = None,
+    sync: str | None = None,
     **options: Any,
 ) -> Handle:
     """Make ``model`` train within ``budget``; the training loop stays as it is.
 
     Args:
-        model: The model, already where it will train.
+        model: The model, already where it will train; with ``DistributedDataParallel`` before or
+            after wrapping, with ``fully_shard`` after it.
         budget: Bound on the bytes that the device's caching allocator reserves: an ``int``, text
             such as ``"6GB"`` (GB and GiB both mean 2**30 bytes), a share of the device's memory
             such as ``"80%"`` (of the GPU's, or on the CPU of the machine's), or None or ``"none"``
@@ -83,16 +90,21 @@ def attach(
             PyTorch offers is process-wide and would hit evaluation, too.
         size: Returns the batch's size from the forward pass's ``(args, kwargs)``; by default it is
             read from the shapes of the usual inputs.
+        sync: In several processes, None for each to plan for its own batch, or ``"max"`` for all
+            of them to recompute what any has to: they agree in every forward pass, so all must
+            make equally many.
         **options: Options of the planner.
 
     Returns:
         The handle; ``handle.detach()`` gives the model back as it was.
 
     Raises:
-        ValueError: If the model is attached already, compiled as a whole, or has no blocks and the
-            planner needs some, or if the budget is not one or is less than the parameters take.
+        ValueError: If the model is attached already, compiled as a whole, wrapped in what is not
+            supported, or has no blocks and the planner needs some, or if the budget is not one or
+            is less than the parameters take.
     """
-    check_model(model)
+    given, model = model, checked_model(model)
+    check_sync(sync)
     if model in _attached:
         raise ValueError("this model is attached already: call detach() on its handle first")
     chosen = chosen_planner(planner, options)
@@ -102,7 +114,13 @@ def attach(
     try:
         if enforce:
             opened.enforce(limit)
-        return Handle(model, chosen, opened, found, limit, size, owned, enforce)
+        modules = [block.module for block in found]
+        together = Together(given, model, opened, owned=owned, sync=sync, blocks=modules)
+        try:
+            return Handle(model, chosen, opened, found, limit, size, owned, enforce, together)
+        except BaseException:
+            together.release()
+            raise
     except BaseException:
         if owned:
             opened.close()
@@ -129,6 +147,7 @@ class Handle(Asked, Profiled):
         size: SizeFunction | None,
         owns_device: bool,
         enforced: bool,
+        together: Together,
     ) -> None:
         self.model = model
         self.planner = planner
@@ -142,11 +161,14 @@ class Handle(Asked, Profiled):
         self._size = size or (lambda a, k: size_of(a, k, encoder_decoder=encoder_decoder))
         self._owns_device = owns_device
         self._enforced = enforced
+        self._together = together
         self._parameters = list(model.parameters())
+        # Looked up once: while a model that is sharded runs, it has others.
+        self._own_parameters = {m: list(m.parameters()) for m in (b.module for b in blocks)}
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = (
             weakref.WeakKeyDictionary()
         )
-        self._optimizer_ready = False
+        self._optimizer_ready: bool | None = None  # Not looked for yet.
         self._step: OpenStep | None = None
         self._undo = Undo(model, device)
         self._executor = Executor(
@@ -156,6 +178,7 @@ class Handle(Asked, Profiled):
             on_forward=self._on_forward,
             after_forward=self._after_forward,
             budget_bytes=budget_bytes,
+            on_out_of_memory=self._notice,
         )
         self._version = -1
         try:
@@ -168,7 +191,13 @@ class Handle(Asked, Profiled):
             register_optimizer_step_pre_hook(_weakly(self._before_optimizer)),
             register_optimizer_step_post_hook(_weakly(self._after_optimizer)),
         ]
-        self._release = weakref.finalize(self, _release, hooks, device if owns_device else None)
+        self._release = weakref.finalize(
+            self,
+            _release,
+            [*(hook.remove for hook in hooks), watch(_weakly(self._notice))],
+            device if owns_device else None,
+            together,
+        )
         self._release.atexit = False
         _attached.add(model)
 
@@ -185,12 +214,15 @@ class Handle(Asked, Profiled):
             attempt.num_begun += 1
         if self._step is not None:
             self.end()
+        self._together.before_step()
+        if self._optimizer_ready is None:
+            self._optimizer_ready = with_state(self._parameters)
         device = self.device
         device.begin_step()
         begun = device.now()
         situation = self._situation()
         started = time.perf_counter()
-        decision = self.planner.plan(size, situation)
+        decision = self._together.decide(lambda: self.planner.plan(size, situation))
         if decision.release_cache:
             device.release_cache()
             device.begin_step()  # What was reserved before is not this step's doing.
@@ -250,6 +282,8 @@ class Handle(Asked, Profiled):
         else:
             evictions.stop()
         if step.optimized is None:
+            if step.backward_done is not None and not failed and not stepping():
+                step.lost = True  # The optimizer's step has begun and not ended.
             step.optimized = device.now()
         last = device.mark()
         memory = device.end_step()
@@ -262,9 +296,12 @@ class Handle(Asked, Profiled):
             record.optimizer_peak_bytes = last.peak_allocated - step.situation.resident_bytes
         if failed:
             record.outcome = outcome
-            if self.planner.rescued and step.backward_done is None:
+            if self.planner.rescued and step.backward_done is None and not self._together.several:
                 self._undo.restore()
             device.release_cache()
+            return self._closed(record)
+        if step.lost:
+            record.outcome = "oom"
             return self._closed(record)
         self._bind()
         started = time.perf_counter()
@@ -369,8 +406,7 @@ class Handle(Asked, Profiled):
             if self._enforced:
                 self.device.enforce(self.budget_bytes)
             raise
-        if self._step is not None and self._step.optimized is not None:
-            self.end()  # A whole step of a user's own loop, the last one.
+        self._close_ended()  # A whole step of a user's own loop, the last one.
         self._step = None
         try:
             self._executor.detach()
@@ -389,6 +425,11 @@ class Handle(Asked, Profiled):
             self.detach()
             raise
 
+    def _close_ended(self) -> None:
+        """Close a step that is over: in a user's own loop, once the optimizer has stepped."""
+        if self._step is not None and self._step.optimized is not None:
+            self.end()
+
     @property
     def last_record(self) -> StepRecord | None:
         """The last step, or None before the first.
@@ -396,8 +437,7 @@ class Handle(Asked, Profiled):
         In a user's own loop a step is over once the optimizer has stepped; without an optimizer's
         step, when the next one begins.
         """
-        if self._step is not None and self._step.optimized is not None:
-            self.end()
+        self._close_ended()
         return self._last_record
 
     @property
@@ -460,7 +500,7 @@ class Handle(Asked, Profiled):
         return Situation(
             resident_bytes=self.device.allocated_bytes(),
             grads_resident=grads_resident,
-            optimizer_ready=self._optimizer_ready,
+            optimizer_ready=bool(self._optimizer_ready),
             signature=f"{dtype}, autocast {autocast}, {len(trainable)} trainable",
             reserved_bytes=self.device.reserved_bytes(),
         )
@@ -470,7 +510,8 @@ class Handle(Asked, Profiled):
         if executor.version == self._version:
             return
         self._version = executor.version
-        grads, others = _grad_bytes(self.model, executor.block_modules)
+        own = [self._own_parameters[module] for module in executor.block_modules]
+        grads, others = _grad_bytes(self._parameters, own)
         self.planner.bind(
             ModelInfo(
                 block_names=executor.block_names,
@@ -493,9 +534,16 @@ class Handle(Asked, Profiled):
         if isinstance(size, tuple) and 0 in size:
             # Without data there are no activations: the pass runs as it is, in no step.
             self.end()
+            self._together.abstain()
             return
         check_size(size, "size= returned")
         self.begin(size)
+
+    def _notice(self, error: torch.OutOfMemoryError) -> None:
+        """Take note of an error that ends a forward or backward pass outside of any attempt."""
+        step = self._step
+        if self._attempt is None and step is not None and not step.lost and not step.backward_done:
+            explain(self, error)
 
     def _size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Size:
         size = self._size(args, kwargs)
@@ -544,22 +592,23 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _release(hooks: list[Any], device: Device | None) -> None:
-    for hook in hooks:
-        hook.remove()
+def _release(hooks: list[Callable[[], None]], device: Device | None, together: Together) -> None:
+    for remove in hooks:
+        remove()
+    together.release()
     if device is not None:
         device.close()
 
 
 def _grad_bytes(
-    model: torch.nn.Module, block_modules: Sequence[torch.nn.Module]
+    parameters: Sequence[torch.nn.Parameter], of_blocks: Sequence[Sequence[torch.nn.Parameter]]
 ) -> tuple[tuple[int, ...], int]:
     """Return each block's gradient bytes (a parameter counts where first used), and the rest."""
     seen: set[int] = set()
     grads = []
-    for module in block_modules:
-        own = [p for p in module.parameters() if p.requires_grad and id(p) not in seen]
+    for of_block in of_blocks:
+        own = [p for p in of_block if p.requires_grad and id(p) not in seen]
         seen.update(id(p) for p in own)
-        grads.append(sum(p.numel() * p.element_size() for p in own))
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in seen]
-    return tuple(grads), sum(p.numel() * p.element_size() for p in rest)
+        grads.append(num_bytes(own))
+    rest = [p for p in parameters if p.requires_grad and id(p) not in seen]
+    return tuple(grads), num_bytes(rest)

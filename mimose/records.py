@@ -170,7 +170,8 @@ class BlockSample:
     Attributes:
         block: Its number.
         level_bytes: Level before its forward.
-        activation_bytes: What it keeps alive after a plain forward, its output left out.
+        activation_bytes: What it keeps alive after a plain forward; its output and copies of
+            weights are left out.
         output_bytes: New storage of its outputs.
         kept_peak_bytes: Peak during its plain forward, above ``level_bytes``.
         checkpoint_peak_bytes: Peak during its checkpointed forward, above ``level_bytes``.
@@ -193,6 +194,12 @@ class BlockSample:
         core_seconds: Part of ``backward_seconds`` that its attention core's second run took, where
             that is recomputed on its own.
         core_flops: FLOPs of that, likewise.
+        copy_bytes: Copies of its weights in another type that autocast made in its forward and
+            holds until it ends, whether the block is kept or recomputed.
+        saved_copy_bytes: Those that a kept block still holds when its backward comes and a
+            recomputed one does not.
+        freed_bytes: Its inputs that nothing holds once it has run, unless it is recomputed.
+        freed_late_bytes: Its inputs of which that holds once the model's forward is over.
     """
 
     block: int
@@ -215,6 +222,10 @@ class BlockSample:
     backward_flops: int | None = None
     core_seconds: float = 0.0
     core_flops: int | None = None
+    copy_bytes: int = 0
+    saved_copy_bytes: int = 0
+    freed_bytes: int = 0
+    freed_late_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +234,16 @@ class Collected:
 
     Attributes:
         blocks: One sample a block that was called.
-        head_peak_bytes: Peak level from the end of the last block's forward to the first arrival
-            of a gradient at a block: heads, logits, loss and their backward.
+        head_peak_bytes: Peak level from the end of the model's forward (where ``loss_peak_bytes``
+            is 0, of the last block's) to the first arrival of a gradient at a block: heads,
+            logits, loss and their backward.
         tail_peak_bytes: Peak level from the last block boundary in backward to the end of
             backward: embeddings.
         first_peak_bytes: Peak level before the first block's forward.
         collector_seconds: Time spent on the extra forward passes and on measuring.
         outside_seconds: Time of the forward and backward pass outside all blocks.
         outside_flops: FLOPs there; None where they were not counted.
+        loss_peak_bytes: Peak level from the end of the last block's forward to that of the model's.
     """
 
     blocks: tuple[BlockSample, ...]
@@ -240,6 +253,7 @@ class Collected:
     collector_seconds: float
     outside_seconds: float = 0.0
     outside_flops: int | None = None
+    loss_peak_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import matplotlib
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,7 +15,6 @@ from mimose_bench.experiments.tasks import TASKS
 from mimose_bench.plots import series, style
 from mimose_bench.plots.peak_memory import PaperPoints, paper_points
 
-_MARKERS = "os^DvPX"
 _SHOWN = "the paper (Fig 11), V100, small"
 
 
@@ -76,9 +74,7 @@ def _panel(panel: Axes, runs: Sequence[Run], paper: PaperPoints | None) -> bool:
     budgets = sorted({run.budget_bytes or 0 for run in runs})
     factor, unit = style.memory_unit(max(budgets))
     beside = False
-    shades = colormaps["viridis"]
-    for i, budget in enumerate(budgets):
-        colour = shades(0.85 * i / max(len(budgets) - 1, 1))
+    for budget, (colour, marker) in style.budget_looks(budgets).items():
         theirs = (paper or {}).get(budget, ())
         beside = beside or bool(theirs)
         panel.plot(
@@ -94,7 +90,7 @@ def _panel(panel: Axes, runs: Sequence[Run], paper: PaperPoints | None) -> bool:
                 sizes[steps.index].astype(float),
                 steps["peak_allocated_bytes"].astype(float) / factor,
                 linestyle="",
-                marker=_MARKERS[i % len(_MARKERS)],
+                marker=marker,
                 markersize=3.5,
                 color=colour,
                 markeredgecolor="white",
@@ -102,16 +98,7 @@ def _panel(panel: Axes, runs: Sequence[Run], paper: PaperPoints | None) -> bool:
             )
             panel.set_xlabel(label)
         panel.axhline(budget / factor, linestyle=":", color=colour, linewidth=1)
-        panel.annotate(
-            series.budget_text(budget),
-            (1, budget / factor),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, 2),
-            textcoords="offset points",
-            ha="right",
-            color=colour,
-            fontsize=7,
-        )
+        style.name_line(panel, budget / factor, series.budget_text(budget), colour)
     panel.set_ylabel(f"peak allocated ({unit})")
     panel.set_ylim(0, max(budgets) / factor * 1.08)
     return beside

@@ -21,6 +21,7 @@ _DIED = "#D55E00"
 _ENDS = {"oom": "out of memory", "thrashing": "given up (thrashing)"}
 
 PaperPoints = Mapping[int, Sequence[MemoryPoint]]
+Looks = Mapping[int | None, tuple[Any, str]]
 
 
 def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
@@ -44,10 +45,7 @@ def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
     for run in sorted(runs, key=series.order):
         groups.setdefault((run.planner, *series.panel_key(run)), []).append(run)
     budgets = sorted({run.budget_bytes for run in runs if run.budget_bytes is not None})
-    shades = colormaps["viridis"]
-    colours: dict[int | None, Any] = {None: "#444444"} | {
-        budget: shades(0.85 * i / max(len(budgets) - 1, 1)) for i, budget in enumerate(budgets)
-    }
+    looks: Looks = {None: ("#444444", "."), **style.budget_looks(budgets)}
     # Panels of one device and scale share an axis, so that they can be compared.
     tops = {
         key[:2]: _top([r for r in runs if series.panel_key(r)[:2] == key[:2]])
@@ -61,12 +59,15 @@ def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
             top = tops[device, scale]
             unit = style.memory_unit(top)
             for run in members:
-                _points(panel, run, colours[run.budget_bytes], unit)
+                _points(panel, run, looks[run.budget_bytes], unit)
+            for budget in sorted({r.budget_bytes for r in members} - {None}):
+                text = series.budget_text(budget)
+                style.name_line(panel, budget / unit[0], text, looks[budget][0])
             style.title(panel, (style.look(planner).label, device, scale, lengths))
             panel.set_ylim(0, 1.06 * top / unit[0])
         if paper:
             _paper_panel(axes[-1], paper, series.size_axis(runs[0].steps)[1])
-        _legend(figure, colours, runs)
+        _legend(figure, looks, runs)
         style.notes(figure, series.length_notes(runs) + series.alike_notes(runs))
     return figure
 
@@ -83,19 +84,20 @@ def _top(runs: Sequence[Run]) -> float:
     return series.largest([*peaks, *(run.budget_bytes for run in runs)]) or 1.0
 
 
-def _points(panel: Axes, run: Run, colour: Any, unit: tuple[float, str]) -> None:
-    factor, name = unit
+def _points(panel: Axes, run: Run, look: tuple[Any, str], unit: tuple[float, str]) -> None:
+    (factor, name), (colour, marker) = unit, look
     steps = series.counted(run).dropna(subset=["peak_allocated_bytes"])
     sizes, label = series.size_axis(run.steps)
     died = steps["outcome"].isin(FAILED)
-    for rows, look in (
-        (steps[~died], {"marker": ".", "s": 16, "color": colour, "linewidths": 0}),
+    edge = {"edgecolors": "white", "linewidths": 0.3} if marker != "." else {"linewidths": 0}
+    for rows, shown in (
+        (steps[~died], {"marker": marker, "s": 14, "color": colour, **edge}),
         (steps[died], {"marker": "x", "s": 46, "color": _DIED, "linewidths": 1.5, "zorder": 3}),
     ):
         panel.scatter(
             sizes[rows.index].astype(float),
             rows["peak_allocated_bytes"].astype(float) / factor,
-            **look,
+            **shown,
         )
     if run.budget_bytes is not None:
         panel.axhline(run.budget_bytes / factor, color=colour, linestyle="--", linewidth=1)
@@ -103,17 +105,17 @@ def _points(panel: Axes, run: Run, colour: Any, unit: tuple[float, str]) -> None
     panel.set_ylabel(f"peak allocated ({name})")
 
 
-def _legend(figure: Figure, colours: Mapping[int | None, Any], runs: Sequence[Run]) -> None:
+def _legend(figure: Figure, looks: Looks, runs: Sequence[Run]) -> None:
     """List the budgets in their order, and the cross if there is one."""
     shown = {run.budget_bytes for run in runs}
     entries = [
-        Line2D([], [], color=colour, marker="o", linestyle="--" if budget else "", markersize=4)
-        for budget, colour in colours.items()
+        Line2D([], [], color=colour, marker=marker, linestyle="--" if budget else "", markersize=5)
+        for budget, (colour, marker) in looks.items()
         if budget in shown
     ]
     names = [
         "no limit" if budget is None else f"budget {series.budget_text(budget)}"
-        for budget in colours
+        for budget in looks
         if budget in shown
     ]
     ends = {end for run in runs for end in run.steps["outcome"]}
@@ -137,15 +139,8 @@ def _paper_panel(panel: Axes, paper: PaperPoints, axis: str) -> None:
             markersize=2.5,
         )
         panel.axhline(budget / factor, color=colour, linestyle="--", linewidth=1)
-        panel.annotate(
-            series.budget_text(budget),
-            (0, budget / factor),
-            xycoords=("axes fraction", "data"),
-            xytext=(3, 2),
-            textcoords="offset points",
-            color=colour,
-            fontsize=7,
-        )
+        text = series.budget_text(budget)
+        style.name_line(panel, budget / factor, text, colour)
     panel.set_title("the paper's Mimose (Fig 11), V100", color=style.PAPER)
     panel.set_xlabel(axis)
     panel.set_ylabel(f"peak allocated ({name})")

@@ -85,9 +85,9 @@ def _points(panel: Axes, run: Run, label: str, unit: tuple[float, str]) -> None:
         panel.scatter(
             sizes[rows.index].astype(float),
             rows["step_seconds"].astype(float) / factor,
-            s=13,
+            s=30 if lines_only else 13,  # Lines alone would be lost among filled neighbours.
             marker=marker,
-            linewidths=0.8,
+            linewidths=1.2 if lines_only else 0.8,
             alpha=0.75,
             edgecolors=None if lines_only else look.colour,
             label=label + suffix,

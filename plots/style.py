@@ -9,16 +9,18 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mimose.units import GIB, KIB, MIB
+from mimose_bench.experiments.files import write_bytes
 
 RC = {
     "font.size": 9,
@@ -88,6 +90,9 @@ class NothingToDrawError(ValueError):
     """What was given holds nothing that the figure shows; its text says what is missing."""
 
 
+BUDGET_MARKERS = "os^DvPX<>ph"
+"""Markers of budgets, the smallest first: a figure that shows one planner tells budgets by them."""
+
 PARTS: dict[str, str] = {
     "forward": "#56B4E9",
     "backward": "#0072B2",
@@ -106,6 +111,40 @@ HATCHES: dict[str, str] = dict(
 
 BAR: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
 """How the parts of a bar are edged; the edge's colour is the hatching's."""
+
+
+def budget_looks(budgets: Collection[int]) -> dict[int, tuple[Any, str]]:
+    """Return a colour and a marker for each budget, which tell them apart without the other."""
+    shades = colormaps["viridis"]
+    return {
+        budget: (
+            shades(0.85 * i / max(len(budgets) - 1, 1)),
+            BUDGET_MARKERS[i % len(BUDGET_MARKERS)],
+        )
+        for i, budget in enumerate(sorted(budgets))
+    }
+
+
+def name_line(panel: Axes, height: float, text: str, colour: Any) -> None:
+    """Write what a horizontal line stands for just above its left end.
+
+    Peaks grow with the input, so that there is room on the left.
+
+    Args:
+        panel: The panel.
+        height: The line's height, in the axis's unit.
+        text: What it stands for.
+        colour: The line's colour.
+    """
+    panel.annotate(
+        text,
+        (0, height),
+        xycoords=("axes fraction", "data"),
+        xytext=(3, 2),
+        textcoords="offset points",
+        color=colour,
+        fontsize=7,
+    )
 
 
 def look(planner: str) -> Look:
@@ -210,8 +249,10 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(RC):
             for kind, metadata in FORMATS.items():
+                data = io.BytesIO()
+                figure.savefig(data, format=kind, metadata=metadata)
                 paths.append(folder / f"{name}.{kind}")
-                figure.savefig(paths[-1], metadata=metadata)
+                write_bytes(paths[-1], data.getvalue())
     except OSError as error:
         raise ValueError(
             f"cannot write figures to {folder} ({error.strerror or error}): "

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -414,3 +416,24 @@ def test_a_plan_of_a_hundred_thousand_million_blocks_is_refused(tmp_path) -> Non
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_full_disk_is_one_sentence(call, monkeypatch, tmp_path):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "run.json"))
+
+    monkeypatch.setattr("mimose_bench.experiments.doctor.examine", full)
+    code, _, err = call("doctor")
+    assert code == 1
+    (line,) = err.splitlines()
+    assert f"cannot read or write {tmp_path}/run.json (No space left on device)" in line
+    assert "name another folder with --out" in line
+
+
+def test_a_working_folder_that_is_gone_is_one_sentence(call, monkeypatch, tmp_path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, err = call("list")
+    assert code == 1
+    assert err == "mimose-bench: the working folder is not there any more: change to another one\n"

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-import mimose
-from mimose_bench import experiments
-from mimose_bench.experiments import environment
-
-_SOURCES = (".py", ".cpp", ".h", ".json", ".toml")
+from mimose_bench.experiments import environment, sources
 
 
 def facts(
@@ -39,7 +32,8 @@ def facts(
         recorded: Whether it is made from recorded runs.
     """
     captured = environment.capture(device.partition(":")[0])
-    del captured["command"]  # A worker's own; the one that a reader types comes below.
+    # A worker's own command, and the digest for runs: what a check is made by comes below.
+    del captured["command"], captured["source"]
     command = ["mimose-bench", "reproduce", name]
     return {
         "command": [*command, "--quick"] if quick else command,
@@ -59,7 +53,7 @@ def settings(device: str, *, quick: bool) -> dict[str, Any]:
         "device": device,
         "quick": quick,
         "code": environment.versions()["mimose-bench"],
-        "source": source_digest(),
+        "source": sources.digest(),
         "torch": environment.versions()["torch"],
     }
 
@@ -67,15 +61,3 @@ def settings(device: str, *, quick: bool) -> dict[str, Any]:
 def is_current(run: Mapping[str, Any], device: str, *, quick: bool) -> bool:
     """Return whether an outcome made so would be made the same way today."""
     return all(run.get(key) == value for key, value in settings(device, quick=quick).items())
-
-
-@functools.cache
-def source_digest() -> str:
-    """Return a digest of the code and the data that outcomes are made from."""
-    found = hashlib.sha256()
-    for package in (mimose, experiments):
-        root = Path(package.__file__ or "").parent
-        for path in sorted(p for p in root.rglob("*") if p.suffix in _SOURCES):
-            found.update(f"{path.relative_to(root)}\0".encode())
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]

@@ -9,6 +9,7 @@ from typing import Any
 
 from mimose_bench.experiments.figures.session import Say
 from mimose_bench.experiments.reading import Run, load_run
+from mimose_bench.experiments.sources import UNKNOWN_CODE
 from mimose_bench.experiments.sweep.grid import read_grid
 from mimose_bench.experiments.sweep.start import Way, sweep
 
@@ -67,7 +68,9 @@ Record = Callable[[Mapping[str, Any]], Recorded]
 """Runs a grid, as a sweep's TOML file would hold it, as far as it has not been run before."""
 
 
-def recorder(folder: Path, device: str, say: Say, *, jobs: int = 1) -> Record:
+def recorder(
+    folder: Path, device: str, say: Say, *, jobs: int = 1, codes: dict[str, str] | None = None
+) -> Record:
     """Return what runs grids into ``folder``.
 
     Args:
@@ -75,11 +78,14 @@ def recorder(folder: Path, device: str, say: Say, *, jobs: int = 1) -> Record:
         device: Device of grids that name none.
         say: Takes lines of progress.
         jobs: Most processes at once.
+        codes: Takes the code that made each run, in words, by the run's name.
     """
 
     def record(grid: Mapping[str, Any]) -> Recorded:
         read = read_grid(None, {"devices": [device], **grid})
         rows: Sequence[Mapping[str, Any]] = sweep(read, folder, Way(jobs=jobs), say)
+        if codes is not None:
+            codes.update({r["run"]: r["code"] or UNKNOWN_CODE for r in rows if r["run"]})
         return Recorded(tuple(Cell(row, _run(folder, row)) for row in rows), folder)
 
     return record

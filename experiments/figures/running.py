@@ -29,6 +29,7 @@ def carry_out(tasks: Sequence[Task], jobs: int, say: Say) -> Iterator[Task]:
 
     Raises:
         KeyboardInterrupt: If interrupted, once every process has ended.
+        OSError: If an outcome cannot be written, likewise.
     """
     if jobs == 1 or len(tasks) == 1:
         for task in tasks:
@@ -50,6 +51,12 @@ def carry_out(tasks: Sequence[Task], jobs: int, say: Say) -> Iterator[Task]:
                 del running[task]
                 if process.returncode == 130:
                     raise KeyboardInterrupt
+                if process.returncode == worker.UNWRITTEN:
+                    raise OSError(
+                        f"what {task.name} came to could not be written to {task.out}: make room "
+                        "there or name another folder with --out; with --keep the same command "
+                        "goes on"
+                    )
                 if process.returncode != 0:
                     write_json(task.path, worker.failed(task.name, _why(process.returncode)))
                 yield task

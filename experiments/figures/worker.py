@@ -3,7 +3,7 @@
     python -m mimose_bench.experiments.figures.worker '{"name": "fig3", "device": "sim:v100", ...}'
 
 The argument is a :class:`Task`. The exit code is 0 once ``NAME.json`` is written, whether the check
-went through or failed.
+went through or failed, and :data:`UNWRITTEN` if it cannot be.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mimose_bench.experiments import stopping
+from mimose_bench.experiments import environment, stopping
 from mimose_bench.experiments.figures import provenance
 from mimose_bench.experiments.figures.recorded import recorder
 from mimose_bench.experiments.figures.result import SCHEMA_VERSION
 from mimose_bench.experiments.figures.session import Say, opened
 from mimose_bench.experiments.files import write_json
+
+UNWRITTEN = 74
+"""Exit code where the outcome cannot be written; sysexits.h calls it EX_IOERR."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +68,16 @@ def work(task: Task, say: Say) -> None:
 
     check = CHECKS[task.name]
     means: Any = partial(opened, task.device)
+    codes: dict[str, str] = {}
     if check.recorded:
         # Quick runs are other cells than those of a whole check: both are kept, in one folder.
-        means = recorder(Path(task.out) / "runs" / task.name, task.device, say, jobs=task.jobs)
+        folder = Path(task.out) / "runs" / task.name
+        means = recorder(folder, task.device, say, jobs=task.jobs, codes=codes)
     started, worked = time.perf_counter(), _processor_seconds()
     try:
         result = check.run(means, say=say, **(check.quick if task.quick else {}))
         document = result.to_json()
+        document["notes"] += _other_code(codes)
     except Exception as error:  # One check that fails is a row, not the end of the others.
         if os.environ.get("MIMOSE_DEBUG") == "1":
             traceback.print_exc()
@@ -84,6 +92,16 @@ def work(task: Task, say: Say) -> None:
         recorded=check.recorded,
     )
     write_json(task.path, document)
+
+
+def _other_code(codes: Mapping[str, str]) -> list[str]:
+    """Return a note where runs that a check is made from are of other code than its own."""
+    now = environment.code()
+    others = Counter(code for code in codes.values() if code != now)
+    if not others:
+        return []
+    made = "; ".join(f"{count} by {code}" for code, count in others.items())
+    return [f"Of its {len(codes)} recorded runs some were kept from other code: {made}."]
 
 
 def failed(name: str, error: str) -> dict[str, Any]:
@@ -114,6 +132,9 @@ def main() -> None:
         work(task, say)
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:  # Of a check nothing else comes here: what it has cannot be written.
+        say(f"cannot write {task.path} ({error.strerror or error})")
+        sys.exit(UNWRITTEN)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from mimose_bench.experiments.figures.plain import parse
 from mimose_bench.experiments.figures.result import Row
 from mimose_bench.experiments.figures.stored import Stored
 from mimose_bench.experiments.figures.text import by_series, spread
-from mimose_bench.experiments.files import write_json
+from mimose_bench.experiments.files import write_json, write_text
 from mimose_bench.experiments.report.about import about
 from mimose_bench.experiments.report.contents import contents
 from mimose_bench.experiments.report.markdown import docs
@@ -61,7 +61,7 @@ def write(outcomes: Sequence[Stored], page: Path, order: Sequence[str]) -> list[
                 problems.append(f"{each.name} is a quick run: the whole check's values stay")
             else:
                 write_json(path, thinned(each.document))
-        page.write_text(generated(folder, order), encoding="utf-8")
+        write_text(page, generated(folder, order))
     except OSError as error:
         raise ValueError(
             f"cannot write {page} and {folder} ({error.strerror or error}): name another page "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mimose_bench.experiments.files import write_text
 from mimose_bench.experiments.report.contents import Contents
 from mimose_bench.experiments.report.markdown import report
 from mimose_bench.experiments.report.page import page
@@ -27,7 +28,7 @@ def write(contents: Contents, folder: Path) -> list[Path]:
     try:
         for name, text in texts.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+            write_text(folder / name, text)
     except OSError as error:
         raise ValueError(
             f"cannot write a report to {folder} ({error.strerror or error}): name a folder that "

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mimose.units import format_seconds
+from mimose_bench.experiments import environment
 from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.sources import UNKNOWN_CODE
 from mimose_bench.experiments.sweep.cells import Cell
 from mimose_bench.experiments.sweep.executors import Executor, Job
 from mimose_bench.experiments.sweep.identity import arguments, changes
@@ -127,7 +129,20 @@ class Runner:
         finished = [s for s in self.states.values() if s.state == "finished"]
         if finished:
             self._say(f"{len(finished)} of {len(self.states)} cells have a result already")
+            self._compare_code(finished)
         self._write()
+
+    def _compare_code(self, finished: Sequence[State]) -> None:
+        """Say so if results of other code will lie beside new ones."""
+        now = environment.code()
+        codes = [s.run.code for s in finished if s.run is not None]
+        others = [code for code in codes if code != now]
+        if others and (len(finished) < len(self.states) or len(set(codes)) > 1):
+            made = ", ".join(sorted({code or UNKNOWN_CODE for code in others}))
+            self._say(
+                f"warning: {len(others)} of them were made by other code ({made}) than this "
+                f"({now}): they are kept, and sweep.json says which; another --out makes all anew"
+            )
 
     def _words(self, cells: Sequence[str]) -> str:
         """Return a job's cells in words."""
@@ -321,6 +336,7 @@ class Runner:
             "run": None if run is None else run.folder.name,
             "seconds": None if run is None else run.seconds,
             "error": state.error,
+            "code": None if run is None else run.code,
             "command": shown_command(self._store, config),
             "config": changes(dataclasses.asdict(config)),
         }

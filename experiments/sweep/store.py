@@ -26,6 +26,7 @@ from typing import Any
 
 from mimose_bench.experiments.files import write_json
 from mimose_bench.experiments.reading import find_runs
+from mimose_bench.experiments.sources import code_of
 from mimose_bench.experiments.sweep.identity import identity
 
 FILE_NAME = "sweep.json"
@@ -44,6 +45,7 @@ class Found:
         outcome: Its outcome so far.
         seconds: How long it took, or None if it has not ended.
         error: Why it failed, if it did.
+        code: The code that made it, in words; None where its record does not say.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Found:
     outcome: str
     seconds: float | None
     error: str | None
+    code: str | None = None
 
     @property
     def is_result(self) -> bool:
@@ -214,13 +217,13 @@ class Store:
         try:
             info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
             config, outcome = info["config"], info["outcome"]
-            name = identity(config)
+            name, code = identity(config), code_of(info.get("environment") or {})
             started = datetime.fromisoformat(info["started"]).timestamp()
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.problems.append(f"{folder / 'run.json'} is not the record of a run: passed over")
             return None
         seconds = None if outcome == "running" else max(0.0, stamp / 1e9 - started)
-        return Found(name, folder, outcome, seconds, info.get("error"))
+        return Found(name, folder, outcome, seconds, info.get("error"), code)
 
 
 def hold(path: Path, *, wait: bool = False) -> int | None:

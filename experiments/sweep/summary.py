@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from mimose.units import format_bytes
 from mimose_bench.experiments.comparing import COMPARED, pair, time_ratio
 from mimose_bench.experiments.reading import Run, load_run
+from mimose_bench.experiments.sources import UNKNOWN_CODE
 from mimose_bench.experiments.sweep.store import Store
 from mimose_bench.experiments.tables import MISSING, number, table
 
@@ -80,6 +82,7 @@ def describe(found: Sequence[Mapping[str, Any]]) -> str:
             f"{row['error']}\n  repeat it with: {row['command']}"
         )
     parts += dict.fromkeys(f"note: {row['note']}" for row in found if row["note"])
+    parts += _mixed(found)
     legend = _legend(found)
     return "\n\n".join([*parts, legend] if legend else parts)
 
@@ -97,6 +100,15 @@ def _legend(found: Sequence[Mapping[str, Any]]) -> str:
             "v: violations (out-of-memory steps, retried steps, allocator retries) of all seeds"
         )
     return "; ".join(parts) + "." if parts else ""
+
+
+def _mixed(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a note where results of different code stand side by side."""
+    codes = Counter(r["code"] or UNKNOWN_CODE for r in found if r["run"] and "code" in r)
+    if len(codes) < 2:
+        return []
+    made = "; ".join(f"{count} by {code}" for code, count in codes.items())
+    return [f"note: these runs were made by different code: {made}"]
 
 
 def _matrix(found: Sequence[Mapping[str, Any]]) -> str:

@@ -45,10 +45,16 @@ def model_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from model.buffers()
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of ``tensor`` that is in this process; all of it unless it is sharded."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the storages of ``tensors``, each counted once."""
     # Not by data pointer: meta tensors have none.
-    seen = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    storages = (local(t).untyped_storage() for t in tensors)
+    seen = {storage._cdata: storage.nbytes() for storage in storages}
     return sum(seen.values())
 
 

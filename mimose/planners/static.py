@@ -8,6 +8,7 @@ judged by the same peak model and the same predicted times as every other's.
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -388,7 +389,7 @@ class Static(Bound):
         by_block = found[: -len(OUTSIDE)].astype(np.int64).reshape(len(PER_BLOCK), count)
         columns = {name: tuple(map(int, row)) for name, row in zip(PER_BLOCK, by_block)}
         profile = Profile(
-            activation=columns["activation"],
+            activation=tuple(map(operator.add, columns["activation"], columns["freed"])),
             output=columns["output"],
             level=columns["level"],
             kept_peak=columns["kept_peak"],
@@ -396,7 +397,7 @@ class Static(Bound):
             backward_peak=columns["backward_peak"],
             forward_seconds=(0.0,) * count,
             first_peak=outside["first_peak"],
-            head_peak=outside["head_peak"],
+            head_peak=max(outside["loss_peak"], outside["head_peak"]),
             tail_peak=outside["tail_peak"],
             optimizer_peak=0,
         )

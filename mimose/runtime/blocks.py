@@ -4,7 +4,7 @@ The level matters. Too coarse (a whole stage) and recomputing one block costs a 
 fine (an attention's sub-module) and boundaries are saved that need not be. The rule:
 
 1. the innermost modules that carry Hugging Face's checkpointing flag (``SwinLayer``, not the
-   ``SwinStage`` around it);
+   ``SwinStage`` around it), or what they chain if they do nothing else (``Swinv2Stage``);
 2. else lists of like members, going down through containers that only chain a further list of like
    members (``ResNetStage``, ``AlbertLayerGroup``).
 """
@@ -136,11 +136,22 @@ def _flagged(model: nn.Module) -> list[BlockModule]:
 
     flagged = [(name, m) for name, m in model.named_modules() if name and carries_flag(m)]
     marked = {id(module) for _, module in flagged}
-    return [
+    innermost = (
         BlockModule(name, module)
         for name, module in flagged
         if not any(id(child) in marked for child in module.modules() if child is not module)
-    ]
+    )
+    return [block for outer in innermost for block in _unchained(outer)]
+
+
+def _unchained(block: BlockModule) -> Iterator[BlockModule]:
+    """Yield the members of a flagged stage that only chains them, or the block itself."""
+    inner = _chained_list(block.module)
+    if inner is None:
+        yield block
+        return
+    path, chain = inner
+    yield from _members(chain, f"{block.name}.{path}")
 
 
 def _structural(module: nn.Module, prefix: str) -> Iterator[BlockModule]:

@@ -10,6 +10,7 @@ differ and nothing else in the model ever looks at it. Everywhere else there is 
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,17 +60,33 @@ class DataFlow:
         links: For each block, how the block before it feeds it; None at a cut and for block 0.
         specs: For each block, the structure of its arguments.
         held: For each block, how often the model's output holds its output.
+        sole: For each block, the places of those flattened arguments that nothing else in the model
+            uses, and whether each is the output of a block.
     """
 
     cuts: tuple[int, ...]
     links: tuple[Link | None, ...]
     specs: tuple[Any, ...]
     held: tuple[int, ...]
+    sole: tuple[tuple[tuple[int, bool], ...], ...] = ()
+
+
+class _Seen:
+    """Stands for a tensor that was seen, and does not hold it: the pass may be measured.
+
+    Many a layer returns attention weights that its caller lets go of at once.
+    """
+
+    __slots__ = ("reference", "shape")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.reference = weakref.ref(tensor)
+        self.shape = tensor.shape
 
 
 @dataclass(slots=True)
 class BlockCall:
-    """One call of a block, as it was seen."""
+    """One call of a block, as it was seen; for tensors there are stand-ins."""
 
     module: nn.Module
     arguments: list[Any]
@@ -139,6 +156,12 @@ def drops_layers(model: nn.Module) -> bool:
     return False
 
 
+def _keeps_result(tensor: torch.Tensor) -> bool:
+    """Whether what computed a tensor saves it for backward, or may."""
+    node = tensor.grad_fn
+    return hasattr(node, "_saved_result") or hasattr(node, "saved_tensors")
+
+
 def _random_state() -> bytes:
     # No tensor, which would count as memory of the pass that is watched, and may be measured.
     states = [torch.get_rng_state()]
@@ -157,15 +180,38 @@ def call_context(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class FlowRecorder(TorchFunctionMode):
-    """Watches one forward pass; ``paused`` while a block runs."""
+    """Watches one forward pass; ``paused`` while a block runs.
 
-    def __init__(self) -> None:
+    Args:
+        given: What the model was called with.
+    """
+
+    def __init__(self, given: Any = ()) -> None:
         super().__init__()
+        self._given = {id(tensor) for tensor in tensors_in(given)}
+        self._read: set[int] = set()
         self.calls: list[BlockCall] = []
         self.paused = False
-        self._outputs: dict[int, torch.Tensor] = {}
-        self._used: set[int] = set()
-        self._looked_at: set[int] = set()
+        self._seen: dict[int, _Seen] = {}
+        self._entries: set[_Seen] = set()
+        self._outputs: set[_Seen] = set()
+        self._used: set[_Seen] = set()
+        self._looked_at: set[_Seen] = set()
+
+    def _known(self, tensor: torch.Tensor) -> _Seen | None:
+        """Return what stands for a tensor, if it was seen before."""
+        seen = self._seen.get(id(tensor))
+        # Another tensor may have come to lie where one that is gone was.
+        return seen if seen is not None and seen.reference() is tensor else None
+
+    def _see(self, leaf: Any) -> Any:
+        """Return what stands for a leaf: for a tensor always the same."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        seen = self._known(leaf)
+        if seen is None:
+            seen = self._seen[id(leaf)] = _Seen(leaf)
+        return seen
 
     def __torch_function__(
         self,
@@ -176,54 +222,75 @@ class FlowRecorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self.paused or not self._outputs:
+        if self.paused:
             return result
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")
-        for tensor in tensors_in((args, kwargs)):
-            if self._outputs.get(id(tensor)) is not tensor:
-                continue
+        taken = list(tensors_in((args, kwargs)))
+        for tensor in taken:
+            seen = self._known(tensor)
+            ours = seen if seen in self._outputs else None
             if name in _LOOKING:
-                self._looked_at.add(id(tensor))
+                if ours is not None:
+                    self._looked_at.add(ours)
             elif not (name in _MAYBE_NOTHING and result is tensor):
-                self._used.add(id(tensor))
+                if ours is None:
+                    self._read.add(id(tensor))
+                else:
+                    self._used.add(ours)
+        if name not in _LOOKING:
+            for made in tensors_in(result, depth=2):
+                if not any(made is tensor for tensor in taken):
+                    self._read.discard(id(made))  # Of one that is gone.
         return result
 
     def enter_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of a block call that begins."""
         self.paused = True
         arguments, spec = pytree.tree_flatten((args, kwargs))
+        standing = [self._see(leaf) for leaf in arguments]
         self.calls.append(
-            BlockCall(module, arguments, spec, call_context(arguments), _random_state())
+            BlockCall(module, standing, spec, call_context(arguments), _random_state())
         )
+        for leaf, seen in zip(arguments, standing):
+            if (
+                isinstance(leaf, torch.Tensor)
+                and not (leaf.is_leaf and leaf.requires_grad)
+                and seen not in self._outputs
+                and id(leaf) not in self._read
+                and id(leaf) not in self._given
+                and not _keeps_result(leaf)
+            ):
+                self._outputs.add(seen)
+                self._entries.add(seen)
 
     def leave_block(self, result: Any) -> None:
         """Note what the block call returned."""
         call = self.calls[-1]
-        call.outputs, call.output_spec = pytree.tree_flatten(result)
+        outputs, call.output_spec = pytree.tree_flatten(result)
+        call.outputs = [self._see(leaf) for leaf in outputs]
         call.random_after = _random_state()
-        for tensor in tensors_in(call.outputs):
-            self._outputs[id(tensor)] = tensor
+        self._outputs.update(self._see(tensor) for tensor in tensors_in(outputs))
         self.paused = False
 
     def finish(self, model: nn.Module, output: Any) -> DataFlow:
         """Return the flow, once the model has returned ``output``."""
         self.paused = True
-        held = Counter(id(tensor) for tensor in tensors_in(output))
+        held = Counter(
+            seen for tensor in tensors_in(output) if (seen := self._known(tensor)) is not None
+        )
         stashed = {
-            id(tensor)
+            seen
             for module in model.modules()
             for name, value in vars(module).items()
             if not name.startswith("_")
             for tensor in tensors_in(value, depth=3)
+            if (seen := self._known(tensor)) is not None
         }
         self._used |= held.keys() | stashed
         taken = Counter(
-            id(leaf)
-            for call in self.calls
-            for leaf in call.arguments
-            if isinstance(leaf, torch.Tensor)
+            leaf for call in self.calls for leaf in call.arguments if isinstance(leaf, _Seen)
         )
         links: list[Link | None] = [None]
         for before, call in zip(self.calls, self.calls[1:]):
@@ -239,14 +306,25 @@ class FlowRecorder(TorchFunctionMode):
             links=tuple(links),
             specs=tuple(call.spec for call in self.calls),
             held=tuple(
-                max((held[id(leaf)] for leaf in call.outputs), default=0) for call in self.calls
+                max((held[leaf] for leaf in call.outputs if isinstance(leaf, _Seen)), default=0)
+                for call in self.calls
             ),
+            sole=tuple(self._sole(call, taken) for call in self.calls),
         )
         self.calls.clear()
-        self._outputs.clear()
         return flow
 
-    def _link(self, before: BlockCall, call: BlockCall, taken: Counter[int]) -> Link | None:
+    def _sole(self, call: BlockCall, taken: Counter[_Seen]) -> tuple[tuple[int, bool], ...]:
+        return tuple(
+            (place, leaf not in self._entries)
+            for place, leaf in enumerate(call.arguments)
+            if isinstance(leaf, _Seen)
+            and leaf in self._outputs
+            and taken[leaf] == 1
+            and leaf not in self._used
+        )
+
+    def _link(self, before: BlockCall, call: BlockCall, taken: Counter[_Seen]) -> Link | None:
         if before.spec != call.spec or before.context != call.context:
             return None
         if before.output_spec != call.output_spec:
@@ -262,20 +340,20 @@ class FlowRecorder(TorchFunctionMode):
         target = varying[0]
         given = call.arguments[target]
         source = next((i for i, leaf in enumerate(before.outputs) if leaf is given), None)
-        if source is None or not isinstance(given, torch.Tensor) or taken[id(given)] != 1:
+        if source is None or not isinstance(given, _Seen) or taken[given] != 1:
             return None
         following = call.outputs[source]
-        if not isinstance(following, torch.Tensor):
+        if not isinstance(following, _Seen):
             return None
-        if id(given) in self._looked_at and following.shape != given.shape:
+        if given in self._looked_at and following.shape != given.shape:
             return None
         for leaf in before.outputs:
             if leaf is given or isinstance(leaf, _PLAIN):
                 continue
             if any(leaf is argument for argument in before.arguments):
                 continue  # Handed through: the region hands it through as well.
-            if not isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, _Seen):
                 return None  # An object of the model's own: who knows what it holds.
-            if id(leaf) in self._used or taken[id(leaf)]:
+            if leaf in self._used or taken[leaf]:
                 return None
-        return None if id(given) in self._used else Link(source, target)
+        return None if given in self._used else Link(source, target)

@@ -59,6 +59,7 @@ class Executor:
         on_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
         after_forward: Callable[[], None] | None = None,
         budget_bytes: int | None = None,
+        on_out_of_memory: Callable[[torch.OutOfMemoryError], None] | None = None,
     ) -> None:
         """Wrap the ``forward`` of the model and of its blocks.
 
@@ -70,6 +71,7 @@ class Executor:
                 training for which :meth:`begin` has not been called; expected to call it.
             after_forward: Called at the end of each forward pass that carried a plan out.
             budget_bytes: Bound on reserved bytes, which a tensor-level policy heeds.
+            on_out_of_memory: Called with PyTorch's error if it ends such a forward pass.
         """
         self.version = 0
         self.block_names: tuple[str, ...] = ()
@@ -84,6 +86,7 @@ class Executor:
         self._device = device
         self._on_forward = on_forward
         self._after_forward = after_forward
+        self._on_out_of_memory = on_out_of_memory
         self._armed: tuple[AnyPlan, bool] | None = None
         self._effective: AnyPlan | None = None
         self._program: Program | None = None
@@ -220,10 +223,15 @@ class Executor:
         if armed is None:
             return inner(*args, **kwargs)
         plan, collect = armed
-        if isinstance(plan, Eviction):
-            output = self._evict(plan, inner, args, kwargs)
-        else:
-            output = self._carry_out(plan, collect, inner, args, kwargs)
+        try:
+            if isinstance(plan, Eviction):
+                output = self._evict(plan, inner, args, kwargs)
+            else:
+                output = self._carry_out(plan, collect, inner, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            if self._on_out_of_memory is not None:
+                self._on_out_of_memory(error)
+            raise
         if self._after_forward is not None:
             self._after_forward()
         return output
@@ -278,7 +286,7 @@ class Executor:
         if collect or program is not None or plan.spans_blocks:
             signature = self._signature(args, kwargs)
             self._flow = self._flows.get(signature)
-            recorder = FlowRecorder() if self._flow is None else None
+            recorder = FlowRecorder((args, kwargs)) if self._flow is None else None
         scheduled, cores = None, plan.cores
         if collect:
             plan = Plan.recompute_each(len(self._order.keys))
@@ -307,6 +315,8 @@ class Executor:
         try:
             with self._caches_off(), recorder or nullcontext():
                 output = inner(*args, **kwargs)
+            if collect and self._collector is not None:
+                self._collector.leave()
             run.finish(output)
         except FlowChanged:
             self._flows.clear()
@@ -379,9 +389,13 @@ class Executor:
                 none = (None,) * count
                 flow = DataFlow(tuple(range(1, count)), none, none, (0,) * count)
             self._flows[signature] = self._flow = flow
-        if self._collector is not None:
-            self._keep_only |= self._collector.keep_only
-            self._measurable = not self._collector.gave_up
+        collector = self._collector
+        if collector is not None:
+            self._keep_only |= collector.keep_only
+            self._measurable = not collector.gave_up
+            if self._flow is not None and run.sequence == self._order.keys:
+                for key, sole in zip(run.sequence, self._flow.sole):
+                    collector.free_inputs(key, sole)
         if probing:
             self._free = set(run.free)
         else:

@@ -1,10 +1,13 @@
-"""What an optimizer's step takes of memory, found out on a stand-in for its parameters."""
+"""What an optimizer's step takes of memory, and what state optimizers are in."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import io
+import sys
+from collections.abc import Iterable
 
 import torch
 
@@ -50,6 +53,33 @@ def optimizer_costs(
         largest = max((p.numel() * p.element_size() for p in parameters), default=0)
         return int(state * gradient_bytes), int(temporary * largest)
     return int(state * gradient_bytes), int(temporary * gradient_bytes)
+
+
+def with_state(parameters: Iterable[torch.nn.Parameter]) -> bool:
+    """Return whether some optimizer has state of one of ``parameters`` already.
+
+    A run that is resumed has loaded it before its first step. No loop tells which optimizers there
+    are, so all objects are looked through: a matter of some 10 ms, once.
+    """
+    ours = set(map(id, parameters))
+    for found in gc.get_objects():
+        # Not isinstance, which some proxies take for a use of what they stand for.
+        if issubclass(type(found), torch.optim.Optimizer):
+            state = getattr(found, "state", {})
+            if any(id(parameter) in ours and kept for parameter, kept in state.items()):
+                return True
+    return False
+
+
+def stepping() -> bool:
+    """Return whether this is called from within an optimizer's step, as closures are."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if frame.f_code.co_name == "step" and issubclass(type(owner), torch.optim.Optimizer):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _twin(

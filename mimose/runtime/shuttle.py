@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ from mimose.runtime.storages import (
     cast_sizes,
     listing,
     new_storages,
+    remaining,
     storages_of,
 )
 from mimose.runtime.wrappers import BlockForward
@@ -58,6 +59,10 @@ class _Sample:
         "began",
         "checkpoint_peak",
         "checkpointed",
+        "copies",
+        "copy_bytes",
+        "freed",
+        "freed_late",
         "inside_checkpoint",
         "kept_peak",
         "level",
@@ -66,6 +71,7 @@ class _Sample:
         "output_storages",
         "passing",
         "saved_storages",
+        "unsaved",
     )
 
     def __init__(self, level: int) -> None:
@@ -75,6 +81,9 @@ class _Sample:
         self.saved_storages: tuple[int, ...] = ()
         self.output_storages: tuple[int, ...] = ()
         self.passing: list[tuple[StorageWeakRef, int]] = []
+        self.copies: list[tuple[StorageWeakRef, int]] = []
+        self.copy_bytes = self.freed = self.freed_late = 0
+        self.unsaved: dict[int, int] = {}
         self.checkpointed = self.inside_checkpoint = self.around_checkpoint = False
         self.began: Any = None
         self.measured: Any = None
@@ -95,6 +104,9 @@ class _Sample:
                 self.output_storages = tuple(left)
                 self.saved_storages = (*self.saved_storages, size)
         self.passing = []
+        # Autocast still on: the copies are in every level, whatever the plan.
+        if any(not reference.expired() for reference, _ in self.copies):
+            self.copies = []
 
     def finish(self, key: Key, block: int, ledger: Ledger, seconds: Counter[Any]) -> BlockSample:
         return BlockSample(
@@ -118,6 +130,12 @@ class _Sample:
             backward_flops=ledger.flops_of(("backward", key), ("core", key)),
             core_seconds=seconds["core", key],
             core_flops=ledger.flops_of(("core", key)),
+            copy_bytes=self.copy_bytes,
+            saved_copy_bytes=min(
+                self.copy_bytes, sum(round_up(size, ROUND) for _, size in self.copies)
+            ),
+            freed_bytes=self.freed,
+            freed_late_bytes=self.freed_late,
         )
 
 
@@ -147,7 +165,8 @@ class Collector:
         self._base = device.mark().allocated
         self._samples: dict[Key, _Sample] = {}
         self._last: _Sample | None = None
-        self._first_peak = self._head_peak = self._tail_peak = 0
+        self._first_peak = self._loss_peak = self._head_peak = self._tail_peak = 0
+        self._passed: set[StorageWeakRef] = set()
         self._segment_start = 0
         self._open: Key | None = None
         self._arrived_at: set[Key] = set()
@@ -242,6 +261,7 @@ class Collector:
             self.keep_only.add(key)
             rerun = None
         if rerun is not None:
+            sample.unsaved = self._unsaved(own, saved)
             del result
             captured.drop()
             device.set_rng_state(random)
@@ -249,19 +269,64 @@ class Collector:
             put_back(snapshot)
             snapshot.clear()
             before_plain, low = low, device.mark().allocated
+            casts = cast_sizes(wrapper.module, device.torch_device.type)
+            sample.copy_bytes = min(
+                max(0, low - before_plain), sum(round_up(size, ROUND) for size in casts)
+            )
+            sample.activation = max(0, sample.activation - sample.copy_bytes)
             sample.measured = ledger.measure()
             result = rerun()
             again = device.mark()
             sample.passing = also_saved((result, captured.added()), inputs, outputs, saved)
             if again.peak_allocated is not None:
                 # Otherwise the plain pass, which holds more, stands for it.
-                sample.checkpoint_peak = again.peak_allocated - low
-            casts = cast_sizes(wrapper.module, device.torch_device.type)
-            left = sum(size for size in alive(saved, others) if size not in casts)
+                sample.checkpoint_peak = again.peak_allocated - before_plain
+            self._passed.update(reference for reference, _ in sample.passing)
+            left = 0
+            for reference, size in remaining(saved, others):
+                if size in casts:
+                    sample.copies.append((reference, size))
+                else:
+                    left += size
             self._check_left(wrapper.name, sample.activation, min(left, low - before_plain))
         self._watch_gradients(key, result, inputs)
         ledger.begin(OUTSIDE)
         return result
+
+    def _unsaved(self, own: tuple[Any, Any], saved: Saved) -> dict[int, int]:
+        """Return which arguments a plain call saves nothing of: their places and their bytes.
+
+        Those that share their memory are left out, and those that the block before saves.
+        """
+        found = {}
+        for place, leaf in enumerate(pytree.tree_leaves(own)):
+            if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+                continue
+            storage = leaf.untyped_storage()
+            whole = leaf._base is None and leaf.nbytes == storage.nbytes()
+            known = storage._cdata in saved or StorageWeakRef(storage) in self._passed
+            if whole and not known:
+                found[place] = round_up(storage.nbytes(), ROUND)
+        return found
+
+    def free_inputs(self, key: Key, sole: Sequence[tuple[int, bool]]) -> None:
+        """Take which of a call's arguments nobody else uses, by their places.
+
+        Args:
+            key: The call.
+            sole: Their places, and whether each is a block's output: what called the first block
+                holds its argument until the forward pass is over.
+        """
+        sample = self._samples.get(key)
+        if sample is not None:
+            unsaved = sample.unsaved
+            sample.freed = sum(unsaved.get(place, 0) for place, inner in sole if inner)
+            sample.freed_late = sum(unsaved.get(place, 0) for place, inner in sole if not inner)
+
+    def leave(self) -> None:
+        """Note that the model's forward pass is over."""
+        if not (self._closed or self._arrived_at or self._last is None):
+            self._loss_peak = _peak(self._device.mark()) - self._base
 
     def _check_left(self, name: str, activation: int, left: int) -> None:
         """Give up once plain passes have left as much in memory as half of one of them keeps.
@@ -305,6 +370,7 @@ class Collector:
             ),
             outside_seconds=seconds[OUTSIDE],
             outside_flops=ledger.flops_of(OUTSIDE),
+            loss_peak_bytes=self._loss_peak,
         )
 
     def _close_gap(self, mark: Mark) -> None:

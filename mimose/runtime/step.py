@@ -23,6 +23,7 @@ class OpenStep:
         scheduler_seconds: Time that the rest of deciding took: choosing, looking the plan up.
 
     Attributes:
+        lost: Whether it ran out of memory and the error went to the user's loop.
         retried: Whether its first attempt ran out of memory and was undone.
         forwarded: When the model's forward pass ended, or None.
         ordered: What the executor was told to do instead of the decision's plan, or None.
@@ -49,6 +50,7 @@ class OpenStep:
         self.planned = planned
         self.estimator_seconds = estimator_seconds
         self.scheduler_seconds = scheduler_seconds
+        self.lost = False
         self.retried = False
         self.forwarded: Any = None
         self.ordered: AnyPlan | None = None

@@ -34,7 +34,14 @@ def listing(saved: Saved) -> Iterator[None]:
 
 def alive(saved: Saved, but: set[int]) -> list[int]:
     """Return the bytes of each listed storage that still exists, those of ``but`` left out."""
-    return [size for key, (ref, size) in saved.items() if key not in but and not ref.expired()]
+    return [size for _, size in remaining(saved, but)]
+
+
+def remaining(saved: Saved, but: set[int]) -> list[tuple[StorageWeakRef, int]]:
+    """Return the listed storages that still exist, those of ``but`` left out, and their bytes."""
+    return [
+        (ref, size) for key, (ref, size) in saved.items() if key not in but and not ref.expired()
+    ]
 
 
 def storages_of(module: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> set[int]:
@@ -42,15 +49,15 @@ def storages_of(module: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> set[
     return {_identity(t) for t in (*module.parameters(), *module.buffers(), *inputs)}
 
 
-def cast_sizes(module: torch.nn.Module, kind: str) -> set[int]:
+def cast_sizes(module: torch.nn.Module, kind: str) -> list[int]:
     """Return the bytes of autocast's copies of a module's parameters.
 
     Autocast keeps them until it ends. On device kinds that it is off for there are none.
     """
     if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return set()
+        return []
     size = torch.get_autocast_dtype(kind).itemsize
-    return {parameter.numel() * size for parameter in module.parameters()}
+    return [parameter.numel() * size for parameter in module.parameters()]
 
 
 def new_storages(result: Any, inputs: Iterable[torch.Tensor]) -> dict[int, int]:

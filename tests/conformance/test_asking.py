@@ -65,10 +65,10 @@ BUDGET = "48MB"
 
 @pytest.fixture(scope="module")
 def learned():
-    """The state after ten steps, as JSON, and the records."""
+    """The state after nine steps, as JSON, and the records."""
     model = build()
     with mimose.attach(model, BUDGET, sheltered=5) as handle:
-        records = train(model, handle=handle)
+        records = train(model, LENGTHS[:9], handle=handle)
         return json.dumps(handle.state_dict()), records
 
 
@@ -123,11 +123,46 @@ def test_a_resumed_run_measures_nothing_and_plans_alike(learned):
     model = build()
     with mimose.attach(model, BUDGET, sheltered=5) as handle:
         handle.load_state_dict(json.loads(state))
-        records = train(model, handle=handle)
+        records = train(model, LENGTHS[:9], handle=handle)
         assert json.loads(json.dumps(handle.state_dict()))["model"] == json.loads(state)["model"]
     assert {r.phase for r in records} == {"responsive"}
     assert [r.plan for r in records[5:]] == [r.plan for r in before[5:]]
     assert any(r.plan.regions for r in records)
+
+
+def test_what_was_learned_includes_the_step_that_has_just_ended():
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with mimose.attach(model, "1GB", sheltered=2) as handle:
+        for number in range(1, 3):
+            model(tokens(100 * number)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert handle.statistics()["num_steps"] == 1
+            (known,) = handle.state_dict()["learned"]["known"].values()
+            assert known["iterations"] == number
+
+
+def test_an_optimizer_that_was_resumed_is_known_to_have_its_state():
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(tokens(40)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    saved = optimizer.state_dict()
+    ready = []
+    for resumed in (False, True):
+        again = build()
+        optimizer = torch.optim.AdamW(again.parameters(), lr=1e-3)
+        if resumed:
+            optimizer.load_state_dict(saved)
+        with mimose.attach(again, "1GB", sheltered=2) as handle:
+            for _ in range(2):
+                again(tokens(40)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                ready.append(handle.last_record.situation.optimizer_ready)
+    assert ready == [False, True, True, True]
 
 
 def frozen(model):

@@ -1,7 +1,6 @@
 """People's own models and ways of training: the same gradients, and peaks as predicted.
 
-Every budget here makes most responsive steps recompute. Where a prediction cannot be exact yet it
-errs on the safe side, and the test says so.
+Every budget here makes most responsive steps recompute.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import mimose
 
 LENGTHS = (96, 128, 64, 112, 80, 128, 104, 72, 120, 88, 128, 64, 96, 112, 124, 84)
 SHELTERED = 4
+WITH_WINDOWS = 10  # As by default: three of these begin a window of four.
 EXACT = 0.01
 """A prediction is off by less than this share of the measured peak."""
 MIB = 1 << 20
@@ -139,33 +139,32 @@ def train(model, window=1, autocast=None):
 
 
 CASES = [
-    # build, micro-batches a step, autocast, budget in MiB, whether predictions are exact
-    pytest.param(bert, 4, None, 24, True, id="accumulation"),
-    pytest.param(bert, 1, None, 24, True, id="tied weights", marks=pytest.mark.slow),
-    pytest.param(frozen, 1, None, 10, True, id="frozen layers", marks=pytest.mark.slow),
-    pytest.param(albert, 1, None, 18, True, id="shared module", marks=pytest.mark.slow),
-    pytest.param(gpt2, 1, None, 34, True, id="decoder, gpt2", marks=pytest.mark.slow),
-    pytest.param(llama, 1, None, 22, True, id="decoder, llama", marks=pytest.mark.slow),
-    pytest.param(vit, 1, None, 43, True, id="vision", marks=pytest.mark.slow),
-    # A quadratic in two lengths has more terms than the sheltered steps here can settle.
-    pytest.param(t5, 1, None, 36, False, id="encoder-decoder", marks=pytest.mark.slow),
-    # A kept block does not save its input here, which is counted all the same; nor are the copies
-    # of weights that autocast holds told from those that a kept block holds.
-    pytest.param(lora, 2, None, 13, False, id="lora", marks=pytest.mark.slow),
-    pytest.param(bert, 1, torch.bfloat16, 20, False, id="bf16", marks=pytest.mark.slow),
-    pytest.param(bert, 4, torch.float16, 20, False, id="fp16", marks=pytest.mark.slow),
+    # build, micro-batches a step, autocast, budget in MiB
+    pytest.param(bert, 4, None, 24, id="accumulation"),
+    pytest.param(bert, 1, None, 24, id="tied weights", marks=pytest.mark.slow),
+    pytest.param(frozen, 1, None, 10, id="frozen layers", marks=pytest.mark.slow),
+    pytest.param(albert, 1, None, 18, id="shared module", marks=pytest.mark.slow),
+    pytest.param(gpt2, 1, None, 34, id="decoder, gpt2", marks=pytest.mark.slow),
+    pytest.param(llama, 1, None, 22, id="decoder, llama", marks=pytest.mark.slow),
+    pytest.param(vit, 1, None, 43, id="vision", marks=pytest.mark.slow),
+    pytest.param(t5, 1, None, 36, id="encoder-decoder", marks=pytest.mark.slow),
+    # Kept, a block saves nothing of its input in these; recomputed, it holds it.
+    pytest.param(lora, 2, None, 13, id="lora", marks=pytest.mark.slow),
+    pytest.param(bert, 1, torch.bfloat16, 20, id="bf16"),
+    pytest.param(bert, 4, torch.float16, 20, id="fp16", marks=pytest.mark.slow),
 ]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("build", "window", "autocast", "budget", "exact"), CASES)
-def test_training_is_the_same_and_its_peaks_are_predicted(build, window, autocast, budget, exact):
+@pytest.mark.parametrize(("build", "window", "autocast", "budget"), CASES)
+def test_training_is_the_same_and_its_peaks_are_predicted(build, window, autocast, budget):
     torch.manual_seed(0)
     plain = build().train()
     model = copy.deepcopy(plain)
     expected = train(plain, window, autocast)
     records = []
-    with mimose.attach(model, budget * MIB, sheltered=SHELTERED) as handle:
+    sheltered = WITH_WINDOWS if window > 2 else SHELTERED
+    with mimose.attach(model, budget * MIB, sheltered=sheltered) as handle:
         observe = handle.planner.observe
         handle.planner.observe = lambda record: (records.append(record), observe(record))[1]
         assert train(model, window, autocast) == expected
@@ -174,6 +173,4 @@ def test_training_is_the_same_and_its_peaks_are_predicted(build, window, autocas
     responsive = [r for r in records if r.phase == "responsive"]
     assert any(r.plan.num_recomputed for r in responsive)
     off = [r.predicted_peak_bytes / r.peak_allocated_bytes - 1 for r in responsive]
-    assert min(off) > -EXACT
-    if exact:
-        assert max(off) < EXACT
+    assert -EXACT < min(off) <= max(off) < EXACT

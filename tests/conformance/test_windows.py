@@ -94,13 +94,20 @@ def undisturbed():
     return model
 
 
-@pytest.mark.parametrize("planner", ["fixed", "mimose"])
+OPTIONS = {
+    "fixed": {"planner": "fixed", "plan": "keep 0"},
+    "full": {"planner": "full"},
+    "mimose": {"sheltered": 2},
+    "while measuring": {"sheltered": 10},
+}
+
+
+@pytest.mark.parametrize("planner", OPTIONS)
 @pytest.mark.parametrize("place", ["forward", "backward"])
 def test_the_whole_window_is_run_again(undisturbed, place, planner):
     model = build()
-    options = {"plan": "keep 0"} if planner == "fixed" else {"sheltered": 2}
     records = []
-    with mimose.attach(model, "1GB", planner, **options) as handle:
+    with mimose.attach(model, "1GB", **OPTIONS[planner]) as handle:
         injected = Injected(model, place)
         observe = handle.planner.observe
         handle.planner.observe = lambda record: (records.append(record), observe(record))[1]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mimose_bench.experiments import tables
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.reading import find_runs, load_run
 from mimose_bench.experiments.run import run
@@ -65,6 +66,23 @@ def test_baseline_out_of_memory_is_a_result(tmp_path: Path) -> None:
     assert list(found.steps["outcome"]) == ["oom"]
 
 
+def test_a_budget_below_the_parameters_is_a_result(tmp_path: Path) -> None:
+    result = run(tiny(tmp_path, budget=1000), quiet=True)
+    assert (result.exit_code, result.info["outcome"]) == (3, "infeasible")
+    assert "less than the model's parameters take" in str(result.message)
+    assert load_run(result.info["summary"]["run_dir"]).info["summary"]["num_steps"] == 0
+
+
+def test_a_loss_that_is_no_number_is_said_and_not_hidden(tmp_path: Path) -> None:
+    result = run(tiny(tmp_path, lr=1e30, steps=3), quiet=True)
+    assert (result.exit_code, result.info["outcome"]) == (0, "done")
+    assert result.info["first_lost_loss"] in (1, 2)
+    assert result.info["summary"]["final_loss"] is None
+    folder = Path(result.info["summary"]["run_dir"])
+    assert "give a smaller --lr" in (folder / "log.txt").read_text()
+    assert "not a finite number since step" in tables.show(load_run(folder), num_steps=0)
+
+
 def test_the_least_budget_named_does_fit(tmp_path: Path) -> None:
     plan = {"planner": "fixed", "plan": "recompute each 0-3"}  # Nothing is profiled beforehand.
     failed = run(tiny(tmp_path, budget=6 * MIB, steps=20, **plan), quiet=True)
@@ -106,7 +124,7 @@ def test_a_killed_run_keeps_what_was_flushed(tmp_path: Path) -> None:
     command += ["--steps", "1000000", "--data", "synthetic", "--out", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("*/steps.parts/*.parquet")):
+        while not list(tmp_path.glob("*/steps.parts/0*.parquet")):
             assert time.monotonic() < deadline, "nothing was flushed"
             assert process.poll() is None
             time.sleep(0.2)

@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 
 from mimose.plan import Plan
-from mimose.planners.mimose.collector import Sample, SampleStore, to_row, valid
+from mimose.planners.mimose.collector import (
+    OUTSIDE,
+    PER_BLOCK,
+    Sample,
+    SampleStore,
+    to_row,
+    valid,
+)
 
 
 def columns(machine, row):
-    return row[:-3].reshape(6, machine.count)
+    return row[: -len(OUTSIDE)].reshape(len(PER_BLOCK), machine.count)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +39,8 @@ def test_a_full_step_is_taken_as_it_is(machine):
     row, seconds, _ = to_row(m.collect((12, 100)), Plan.recompute_each(m.count), m.count)
     profile = m.profile((12, 100))
     assert tuple(columns(m, row)[0]) == profile.activation
-    assert tuple(columns(m, row)[5]) == profile.backward_peak
-    assert tuple(row[-3:]) == (profile.first_peak, profile.head_peak, profile.tail_peak)
+    assert tuple(columns(m, row)[-1]) == profile.backward_peak
+    assert tuple(row[-4:]) == (profile.first_peak, 0, profile.head_peak, profile.tail_peak)
     assert len(seconds) == m.count
 
 
@@ -59,6 +66,26 @@ def test_activations_that_the_step_kept_are_counted_out(machine):
     row, _, _ = to_row(shifted, plan, m.count)
     plain, _, _ = to_row(collected, Plan.recompute_each(m.count), m.count)
     np.testing.assert_array_equal(row, plain)
+
+
+def test_copies_of_weights_and_inputs_that_are_let_go_are_told_from_activations(machine):
+    m = machine()
+    collected = m.collect((12, 100))
+    block = replace(
+        collected.blocks[0],
+        activation_bytes=10_000,
+        copy_bytes=700,
+        saved_copy_bytes=500,
+        freed_bytes=1_000,
+        freed_late_bytes=200,
+    )
+    changed = replace(collected, blocks=(block, *collected.blocks[1:]), loss_peak_bytes=3_000_000)
+    row, _, _ = to_row(changed, Plan.recompute_each(m.count), m.count)
+    first = dict(zip(PER_BLOCK, columns(m, row)[:, 0]))
+    assert first["forward_activation"] == 10_000 - 1_000
+    assert first["activation"] == 10_000 + 500 - 1_200
+    assert first["freed"] == 1_200
+    assert row[-3] == 3_000_000
 
 
 @pytest.mark.parametrize("skipped", [(0,), (5,), (11,), (4, 5), (0, 1, 11)])
@@ -95,7 +122,7 @@ def test_a_block_without_gradient_costs_no_backward(machine):
     frozen = replace(collected.blocks[0], backward_peak_bytes=None)
     collected = replace(collected, blocks=(frozen, *collected.blocks[1:]))
     row, _, _ = to_row(collected, Plan.recompute_each(m.count), m.count)
-    assert columns(m, row)[5][0] == columns(m, row)[2][0]
+    assert columns(m, row)[-1][0] == columns(m, row)[2][0]
 
 
 def test_nothing_valid_is_no_sample(machine):

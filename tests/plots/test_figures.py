@@ -265,3 +265,13 @@ def test_a_run_without_a_finished_step_has_no_bar(runs, tmp_path):
     for draw in (breakdown.draw, step_time.draw):
         with pytest.raises(style.NothingToDrawError, match="no step finished"):
             draw([dead])
+
+
+def test_budgets_are_told_apart_without_their_colours(tmp_path):
+    budgets = [60 * MIB, 80 * MIB, 100 * MIB]
+    assert len({marker for _, marker in style.budget_looks(budgets).values()}) == 3
+    figure = peak_memory.draw([make_run(tmp_path, "mimose", b // MIB) for b in budgets])
+    (panel,) = figure.axes
+    drawn = [points for points in panel.collections if len(points.get_offsets())]
+    assert len({points.get_paths()[0].vertices.tobytes() for points in drawn}) == 3
+    assert [text.get_text() for text in panel.texts] == list(map(series.budget_text, budgets))

@@ -43,6 +43,20 @@ def swin() -> nn.Module:
     )
 
 
+def swinv2() -> nn.Module:
+    """Only its stages carry the flag, and they do nothing but chain their layers."""
+    return transformers.Swinv2Model(
+        transformers.Swinv2Config(
+            image_size=32,
+            patch_size=1,
+            embed_dim=4,
+            depths=[2, 3, 2],
+            num_heads=[1, 1, 1],
+            window_size=2,
+        )
+    )
+
+
 def mixtral() -> nn.Module:
     config = transformers.MixtralConfig(
         **NARROW, num_hidden_layers=3, num_key_value_heads=1, num_local_experts=2
@@ -78,6 +92,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int, str]] =
     "t5": (t5, lambda: {**text(), "decoder_input_ids": torch.ones(1, 3).long()}, 24, "T5Block"),
     "resnet50": (resnet50, picture, 16, "ResNetBottleNeckLayer"),
     "swin": (swin, picture, 12, "SwinLayer"),
+    "swinv2": (swinv2, picture, 7, "Swinv2Layer"),
     "mixtral": (mixtral, text, 3, "MixtralDecoderLayer"),
 }
 

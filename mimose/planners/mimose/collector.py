@@ -22,9 +22,18 @@ Row = NDArray[np.float64]
 BlockStorages = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """For each block the bytes of each storage that it saves, and of each of its outputs."""
 
-PER_BLOCK = ("activation", "output", "level", "kept_peak", "checkpoint_peak", "backward_peak")
+PER_BLOCK = (
+    "activation",
+    "output",
+    "level",
+    "kept_peak",
+    "checkpoint_peak",
+    "forward_activation",
+    "freed",
+    "backward_peak",
+)
 """Columns of a row, a run of one entry a block for each; ``OUTSIDE`` follows."""
-OUTSIDE = ("first_peak", "head_peak", "tail_peak")
+OUTSIDE = ("first_peak", "loss_peak", "head_peak", "tail_peak")
 
 _CAPACITY = 128
 
@@ -49,7 +58,7 @@ def tensor_bytes(sample: BlockSample) -> int:
     """
     sizes = [round_up(size, ROUND) for size in sample.saved_storages]
     rests = sum(size > SMALL for size in (*sizes, *sample.output_storages))
-    total = sum(sizes)
+    total = sum(sizes) - sample.saved_copy_bytes
     known = total <= sample.activation_bytes <= total + rests * SMALL
     return total if known else sample.activation_bytes
 
@@ -115,6 +124,7 @@ def to_row(
     shift = absent - kept
     outside = (
         collected.first_peak_bytes,
+        max(0, collected.loss_peak_bytes + shift) if collected.loss_peak_bytes else 0,
         collected.head_peak_bytes + shift,
         collected.tail_peak_bytes,
     )
@@ -125,12 +135,16 @@ def to_row(
 
 def _columns(sample: BlockSample, shift: int) -> tuple[int, ...]:
     backward = sample.backward_peak_bytes
+    kept = tensor_bytes(sample)
+    freed = sample.freed_bytes + sample.freed_late_bytes
     return (
-        tensor_bytes(sample),
+        max(0, kept + sample.saved_copy_bytes - freed),
         sample.output_bytes,
         sample.level_bytes + shift,
         sample.kept_peak_bytes,
         sample.checkpoint_peak_bytes,
+        max(0, kept - sample.freed_bytes),
+        freed,
         # Without a gradient there is no backward, which costs no more than being there.
         (sample.level_bytes if backward is None else backward) + shift,
     )

@@ -130,6 +130,10 @@ class Estimator:
             name: tuple(numbers[i * count : (i + 1) * count]) for i, name in enumerate(PER_BLOCK)
         }
         columns.update(zip(OUTSIDE, numbers[len(PER_BLOCK) * count :]))
+        if not any(columns["freed"]):
+            columns["freed"] = ()
+            if columns["forward_activation"] == columns["activation"]:
+                columns["forward_activation"] = ()
         optimizer_peak, optimizer_state = self._optimizer
         return Profile(
             forward_seconds=tuple(seconds),

@@ -11,7 +11,7 @@ import numpy as np
 from mimose.costs import grown_gradients
 from mimose.planners.mimose.authors import WholeModel
 from mimose.planners.mimose.cache import Entry
-from mimose.planners.mimose.collector import PER_BLOCK, Row, Sample, SampleStore, to_row
+from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, Row, Sample, SampleStore, to_row
 from mimose.planners.mimose.estimator import Estimator
 from mimose.records import ModelInfo, Size, StepRecord
 
@@ -144,7 +144,7 @@ class Knowledge:
 
     def _off(self, grown: tuple[int, ...], *, most: bool) -> Row:
         count = len(self.block_names)
-        off = np.zeros(len(PER_BLOCK) * count + 3)
+        off = np.zeros(len(PER_BLOCK) * count + len(OUTSIDE))
         others = grown[-1]
         blocks = off[(len(PER_BLOCK) - 1) * count : len(PER_BLOCK) * count]
         if most:
@@ -203,7 +203,9 @@ def _fixed(info: ModelInfo, num_blocks: int, casts: bool) -> Row | None:
         "level": before,
         "kept_peak": copies,
         "checkpoint_peak": copies,
+        "forward_activation": np.zeros(num_blocks),
+        "freed": np.zeros(num_blocks),
         "backward_peak": np.repeat(backward, num_blocks),
     }
-    outside = np.array([others * casts, backward, backward])
+    outside = np.array([others * casts, others * casts + copies.sum(), backward, backward])
     return np.concatenate([*(by_column[name] for name in PER_BLOCK), outside])

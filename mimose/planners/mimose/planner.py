@@ -19,6 +19,7 @@ from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.reserve import Need, Reserve
 from mimose.planners.mimose.scheduler import check_feasible
 from mimose.planners.mimose.storages import Packed
+from mimose.planners.mimose.worth import warn_if_useless
 from mimose.planners.options import byte_count, whole_number
 from mimose.records import (
     NO_AUTOCAST,
@@ -125,6 +126,7 @@ class Mimose(Bound):
         self._drift = Drift()
         self._pending: _Pending | None = None
         self._warned = False
+        self._weighed = False
 
     @property
     def margin_bytes(self) -> int | None:
@@ -234,7 +236,10 @@ class Mimose(Bound):
         learned = 0
         if known.block_names == info.block_names:
             learned = known.learn(record, info)
-        reserve.observe(record, None if pending is None else pending.need)
+        if pending is None:
+            reserve.observe(record, None, lambda: self._waste(record, known))
+        else:
+            reserve.observe(record, pending.need)
         if record.phase == "sheltered":
             self._drift.sheltered()
         elif (
@@ -251,6 +256,16 @@ class Mimose(Bound):
             exact = pending.exact_size and record.optimizer_seconds != 0.0
             self._drift.observe(pending.step_bytes, measured, resident, exact_size=exact)
         return _OBSERVED + Work(updates=learned) if learned else _OBSERVED
+
+    def _waste(self, record: StepRecord, known: Knowledge) -> int:
+        """Return the bytes that a step lost to packing, by what it has taught; 0 if unknown."""
+        info = self.info
+        if record.collected is None or not known.has_samples:
+            return 0
+        if known.block_names != info.block_names:
+            return 0
+        packing = known.estimator(record.situation.grads_resident, info).packing(record.size)
+        return 0 if packing is None else packing.pack(sorted(record.plan.recomputed)).waste_bytes
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, as plain data: a planner that loads it needs no measuring."""
@@ -377,6 +392,9 @@ class Mimose(Bound):
             if entry is None:
                 entry, weighed = entries.make(key, profiles, packing, situation, terms)
                 candidates += weighed
+                if not self._weighed and entry.plan.num_recomputed == len(self._candidates) > 0:
+                    self._weighed = True
+                    warn_if_useless(profiles[0], entry.plan, self.info, situation, key)
             known.plans[key] = entry
             estimates = len(profiles) * profiles[0].num_blocks
             work = Work(lookups=1, estimates=estimates, candidates=candidates)

@@ -19,7 +19,7 @@ not its doing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ WINDOW = 50
 _START_SHARE = 0.05
 _ABOUT = 0.97
 _ALIKE = 4 / 3
+_ENOUGH_TOLD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Reserve:
         # Growth of reserved bytes in steps that should have found all they need in the cache.
         self._growth = deque([start], WINDOW)
         self._margin = start if fixed is None else fixed
+        self._blind: tuple[int, int] | None = None
+        self._told = 0
         self._forget_cache()
 
     def _forget_cache(self) -> None:
@@ -109,6 +112,8 @@ class Reserve:
             return False
         if need.segments is None:
             return self._is_novel(size, need.bytes) or max(self._growth) > room
+        if self._is_far(size):
+            return True
         # At equality, too: the next segment after the largest growth seen would not fit.
         return need.segments.beyond(self._cached).bytes + max(self._growth) >= room
 
@@ -116,12 +121,18 @@ class Reserve:
         """Take note that cached memory was handed back."""
         self._forget_cache()
 
-    def observe(self, record: StepRecord, need: Need | None) -> None:
+    def observe(
+        self, record: StepRecord, need: Need | None, waste: Callable[[], int] | None = None
+    ) -> None:
         """Learn from a finished step.
+
+        What a step loses to packing of which nothing was predicted counts as its margin, to be on
+        the safe side, until two responsive steps have told what the margin really is.
 
         Args:
             record: The step.
             need: What it was planned to need, if that was predicted.
+            waste: If not, returns what it is found to have lost to packing after all.
         """
         reserved, allocated = record.peak_reserved_bytes, record.peak_allocated_bytes
         if reserved is None or allocated is None:
@@ -137,7 +148,11 @@ class Reserve:
             # It did not fit: more than what was left is needed, by an unknown amount.
             self._learn(self.budget_bytes - need.bytes + self.budget_bytes // 100)
         elif grew and need.bytes >= _ABOUT * self._largest:
-            self._learn(reserved - need.bytes - self._unneeded(before, need))
+            found = max(0, reserved - need.bytes - self._unneeded(before, need))
+            if waste is not None and self._blind is None:
+                self._blind = found, max(0, found - waste())
+            self._told += record.phase == "responsive"
+            self._learn(found)
         if need.segments is not None:
             anew = need.segments.beyond(self._cached)
             if self._run:
@@ -172,8 +187,19 @@ class Reserve:
             all(x <= y <= _ALIKE * x for x, y in zip(size, seen)) for seen in self._seen
         )
 
+    def _is_far(self, size: Size) -> bool:
+        """Whether a size is so far beyond all seen that its need is hardly more than a guess."""
+        return bool(self._seen) and any(
+            x > _ALIKE * max(seen) for x, seen in zip(size, zip(*self._seen))
+        )
+
     def _learn(self, fragmentation: int) -> None:
         self._fragmentation.append(max(0, fragmentation))
+        if self._blind is not None and self._told >= _ENOUGH_TOLD:
+            raw, found = self._blind
+            self._blind = raw, raw
+            if raw in self._fragmentation:
+                self._fragmentation[self._fragmentation.index(raw)] = found
         if self._fixed is None:
             self._margin = max(self._fragmentation)
 

@@ -157,7 +157,7 @@ def test_kept_is_what_the_same_code_made_with_the_same_settings(call, monkeypatc
     assert runs_after("--keep", "--quick") == 2
     assert runs_after("--keep", "--quick") == 2
     assert runs_after("--keep", "--quick", "--device", "sim:a100") == 3
-    monkeypatch.setattr(reproduce.provenance, "source_digest", lambda: "another")
+    monkeypatch.setattr(reproduce.provenance.sources, "digest", lambda **_: "another")
     assert runs_after("--keep", "--quick", "--device", "sim:a100") == 4
 
 

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from mimose_bench.experiments.figures import running, stored
+from mimose_bench.experiments import environment
+from mimose_bench.experiments.figures import running, stored, worker
 from mimose_bench.experiments.figures.worker import Task, failed
 
 LOG = "import os,sys,time,pathlib; log=open(sys.argv[1],'a',buffering=1)\n"
@@ -58,6 +59,23 @@ def test_a_process_that_dies_is_a_failed_check(scripts, task):
     assert len(list(running.carry_out(tasks, 3, lambda _: None))) == 3
     assert "signal 9" in stored.read(tasks[0].path).error
     assert "exit code 7" in stored.read(tasks[1].path).error
+
+
+def test_an_outcome_that_cannot_be_written_ends_all_with_a_sentence(scripts, task):
+    scripts(a=f"sys.exit({worker.UNWRITTEN})", b="time.sleep(60)")
+    began = time.monotonic()
+    with pytest.raises(OSError, match="what a came to could not be written"):
+        list(running.carry_out([task("a"), task("b")], 2, lambda _: None))
+    assert time.monotonic() - began < 30
+    assert not task("a").path.exists()
+
+
+def test_recorded_runs_of_other_code_are_noted():
+    now = environment.code()
+    assert worker._other_code({}) == []
+    assert worker._other_code({"one": now, "two": now}) == []
+    (note,) = worker._other_code({"one": now, "two": "older", "three": "older"})
+    assert note == "Of its 3 recorded runs some were kept from other code: 2 by older."
 
 
 def test_interrupted_ends_every_process(scripts, task):

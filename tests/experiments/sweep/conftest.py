@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from mimose_bench.experiments import environment, sources
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.records import RunWriter
 from mimose_bench.experiments.sweep.cells import expand
@@ -25,8 +26,12 @@ def store(out):
         yield found
 
 
-def record(out, config, outcome="done", seconds=1.0, **info):
-    """Write a run's folder as a run does; one with outcome "running" was killed."""
+def record(out, config, outcome="done", seconds=1.0, source=None, **info):
+    """Write a run's folder as a run does; one with outcome "running" was killed.
+
+    It is of this code, unless ``source`` is the digest of another; "" is none, as it once was.
+    """
+    source = sources.digest(of_runs=True) if source is None else source or None
     writer = RunWriter.create(
         out,
         task=config.task,
@@ -37,6 +42,7 @@ def record(out, config, outcome="done", seconds=1.0, **info):
         budget_bytes=config.budget,
         device_label="measured on cpu",
         seed=config.seed,
+        environment={"source": source, "versions": environment.versions()},
     )
     for step in range(4):
         writer.add(

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from mimose_bench.experiments import environment
 from mimose_bench.experiments.sweep import executors, summary
 from mimose_bench.experiments.sweep.executors import Local
 from mimose_bench.experiments.sweep.store import Store, hold, is_held
@@ -109,6 +110,32 @@ def test_an_interrupted_sweep_stops_its_jobs_and_goes_on_later(sweep):
     assert sweep.executor.stopped
     assert set(states(sweep.runner.records()).values()) == {"pending"}
     assert set(states(sweep()).values()) == {"finished"}
+
+
+def test_results_of_other_code_are_said_and_written_down(sweep, out):
+    record(out, config_of(planner="baseline"), source="0123456789abcdef")
+    record(out, FULL, source="")
+    found = sweep()
+    (warning,) = (line for line in sweep.lines if line.startswith("warning"))
+    assert "2 of them were made by other code" in warning
+    assert "(0123456789abcdef)" in warning
+    assert environment.code() in warning
+    codes = {r["label"]: r["code"] for r in found}
+    assert codes["baseline"].startswith("mimose-bench ")
+    assert codes["full"] is None
+    assert codes["mimose"] == environment.code()
+    text = summary.describe(summary.read(out))
+    assert f"1 by {environment.code()}" in text
+    assert "1 by a version that did not say which it was" in text
+
+
+def test_results_of_one_other_code_need_no_warning(sweep, out):
+    for planner, budget in (("baseline", None), ("full", 4 << 30), ("mimose", 4 << 30)):
+        record(out, config_of(planner=planner, budget=budget), source="0123456789abcdef")
+    sweep()
+    assert sweep.executor.jobs == []
+    assert sweep.lines == ["3 of 3 cells have a result already"]
+    assert "different code" not in summary.describe(summary.read(out))
 
 
 # -- several cells in one process

@@ -62,6 +62,9 @@ def results(out):
 
 
 def assert_same(found, expected):
+    folders = [folder for folder, *_ in (*found.values(), *expected.values())]
+    codes = {load_run(folder).info["environment"]["source"] for folder in folders}
+    assert len(codes) == 1, "the code was edited while the sweeps ran: run the test again"
     assert found.keys() == expected.keys()
     for name, (_, outcome, steps) in expected.items():
         assert found[name][1] == outcome
@@ -186,6 +189,11 @@ def test_cuda_where_there_is_none_is_refused_but_for_a_clusters(call, tmp_path, 
     assert (code, printed) == (1, "")
     assert "there is no CUDA device here" in err
     assert not (tmp_path / "out").exists()
+    given.append("--option=allocator=native")
+    code, _, err = call(*given, "--executor", "slurm", "--out", tmp_path / "out")
+    assert code == 1
+    assert "leave --allocator out" in err
+    given.pop()
     slurm = ["--executor", "slurm", "--dry-run"]
     code, printed, _ = call(*given, *slurm, "--out", tmp_path / "out")
     assert code == 0
