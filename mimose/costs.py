@@ -46,8 +46,10 @@ class Profile:
     backward. Until then it may hold more or less, ``forward_activation``: autocast's copies of its
     weights are in all later levels anyway while autocast is on, and its input may be held by its
     caller. ``freed`` is the part of its input that is gone when its backward comes, since it is
-    kept and saves none of it; a recomputed block holds its input. ``loss_peak`` is the part of
-    ``head_peak`` that is still forward. Without these a block's input stays, whatever the plan.
+    kept and saves none of it; a recomputed block holds its input. ``shared`` are inputs that
+    several blocks take, at the first of them; they are taken to be gone unless that one or a later
+    block is recomputed. ``loss_peak`` is the part of ``head_peak`` that is still forward. Without
+    these a block's inputs stay, whatever the plan.
 
     Times and FLOPs are there where a planner asked for a profile of its own; mimose's estimator
     predicts forward times only. ``recompute_*`` is what running the block again for its own
@@ -76,6 +78,7 @@ class Profile:
     outside_flops: int = 0
     forward_activation: tuple[int, ...] = ()
     freed: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
     loss_peak: int = 0
 
     @property
@@ -194,6 +197,8 @@ def predict_peak(profile: Profile, plan: BlockPlan, info: ModelInfo, situation: 
             adding[first] = 0
         if freed:
             freed[first] = 0
+    for block in _letting_go(profile, plan):
+        kept[block] -= profile.shared[block]
 
     # One-block regions only: no output is dropped, and a block's backward costs the same whether
     # its activations were kept or have just come back, but for its input.
@@ -256,7 +261,7 @@ class _Timeline:
         profile = self.profile
         adding = profile.forward_activation or profile.activation
         before = self.forward(items, 0, 0, "forward of block {}", adding)
-        bases = _bases(profile, items)
+        bases = _bases(profile, plan, items)
         self.backward(items, bases)
         grown = None if situation.grads_resident else self.grown
         top, where = _outside(profile, before[-1], bases[-1], grown, situation)
@@ -396,12 +401,20 @@ def held_meanwhile(profile: Profile, grown: Sequence[int], last: int) -> int:
     return max(held, profile.output[last]) + grown[last + 1]
 
 
-def _bases(profile: Profile, items: Sequence[Region | int]) -> list[int]:
+def _letting_go(profile: Profile, plan: Plan) -> range:
+    """Return the blocks of whose shared inputs nothing is held in backward."""
+    if not profile.shared:
+        return range(0)
+    return range(plan.regions[-1].last + 1 if plan.regions else 0, profile.num_blocks)
+
+
+def _bases(profile: Profile, plan: Plan, items: Sequence[Region | int]) -> list[int]:
     """Return what a plan adds to the levels before each item and after the last, in backward."""
-    bases = [0]
+    bases, letting_go = [0], _letting_go(profile, plan)
     for item in items:
         if isinstance(item, int):
-            bases.append(bases[-1] + profile.activation[item])
+            shared = profile.shared[item] if item in letting_go else 0
+            bases.append(bases[-1] + profile.activation[item] - shared)
         else:
             bases.append(bases[-1] - sum(profile.output[item.first : item.last]))
     return bases

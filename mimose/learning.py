@@ -15,7 +15,7 @@ import torch
 if TYPE_CHECKING:
     from mimose.handle import Handle
 
-_VERSION = 1
+_VERSION = 2
 
 
 def state_of(handle: Handle) -> dict[str, Any]:

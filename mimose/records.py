@@ -200,6 +200,8 @@ class BlockSample:
             recomputed one does not.
         freed_bytes: Its inputs that nothing holds once it has run, unless it is recomputed.
         freed_late_bytes: Its inputs of which that holds once the model's forward is over.
+        shared_bytes: Inputs that it is the first block to take, and of which that holds if none of
+            those that take them is recomputed.
     """
 
     block: int
@@ -226,6 +228,7 @@ class BlockSample:
     saved_copy_bytes: int = 0
     freed_bytes: int = 0
     freed_late_bytes: int = 0
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,13 +59,16 @@ tests them.
 {notes}
 """
 NOTES = """A prediction that is off by more than {exact:.0%} is too high here, which costs some
-recomputation but not the budget. Two causes are known, and both shrink with the number of layers:
+recomputation but not the budget. The notes name three causes, which all shrink as models grow:
 
-- **Attention weights that layers return** are held by the model's loop until the next layer has
+- **attention weights** that layers return are held by the model's loop until the next layer has
   returned. If the layer is kept, they are counted twice until then.
-- **What all layers share** (masks, position biases), and kept layers save nothing of, is gone after
-  the forward pass if every layer is kept. It is counted as if one of them were recomputed and held
-  it."""
+- **shared inputs** (masks, position biases) that kept layers save nothing of are gone after the
+  forward pass if every layer is kept. They are counted as if one were recomputed and held them.
+- **random state**: a recomputed block saves the generator's, 5 KB, which is memory of the device on
+  the cpu only. It is counted for kept blocks, too, and shows in models of a few MB.
+
+Layers that are **left out at random** are planned for as if they were called."""
 
 
 def row(case: Case, outcome: Outcome) -> list[str]:

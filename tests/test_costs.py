@@ -284,6 +284,30 @@ def uniform(count: int) -> Chain:
     return Chain((Block(1000, 50, 100, 200, 30),) * count, 50, 200, 40, 20, 60)
 
 
+@given(st.sets(st.integers(0, 4)), st.booleans())
+def test_what_a_kept_block_lets_go_of_counts_until_its_backward(
+    recomputed: set[int], grads_resident: bool
+) -> None:
+    """Inputs that are not saved and copies of weights: where the peak is, and by how much."""
+    chain = uniform(5)
+    profile, info = profile_of(chain), info_of(chain)
+    changed = replace(
+        profile,
+        activation=(960,) * 5,  # 10 of copies more, and 50 of the input less.
+        forward_activation=(950,) * 5,
+        freed=(50,) * 5,
+        loss_peak=profile.head_peak + 100,
+    )
+    plan, situation = Plan.recompute_each(5, recomputed), Situation(0, grads_resident)
+    grown = None if grads_resident else grown_gradients(info, 5)
+    found = predict_peak(changed, plan, info, situation).bytes
+    assert _Timeline(changed, grown).run(plan, situation).bytes == found
+    kept = 5 - len(recomputed)
+    assert found >= changed.loss_peak + 950 * kept
+    before = predict_peak(profile, plan, info, situation).bytes
+    assert before - 50 * kept <= found <= before + 100
+
+
 def test_recomputing_the_last_block_frees_nothing() -> None:
     chain = uniform(12)
     profile, info = profile_of(chain), info_of(chain)

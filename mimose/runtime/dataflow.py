@@ -62,6 +62,8 @@ class DataFlow:
         held: For each block, how often the model's output holds its output.
         sole: For each block, the places of those flattened arguments that nothing else in the model
             uses, and whether each is the output of a block.
+        shared: Of each tensor that several blocks take and nothing else in the model uses, the
+            blocks and its places among their flattened arguments.
     """
 
     cuts: tuple[int, ...]
@@ -69,6 +71,7 @@ class DataFlow:
     specs: tuple[Any, ...]
     held: tuple[int, ...]
     sole: tuple[tuple[tuple[int, bool], ...], ...] = ()
+    shared: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 class _Seen:
@@ -260,6 +263,7 @@ class FlowRecorder(TorchFunctionMode):
                 and seen not in self._outputs
                 and id(leaf) not in self._read
                 and id(leaf) not in self._given
+                and leaf._base is None  # Someone may use what it is a view of.
                 and not _keeps_result(leaf)
             ):
                 self._outputs.add(seen)
@@ -310,9 +314,22 @@ class FlowRecorder(TorchFunctionMode):
                 for call in self.calls
             ),
             sole=tuple(self._sole(call, taken) for call in self.calls),
+            shared=self._shared(taken),
         )
         self.calls.clear()
         return flow
+
+    def _shared(self, taken: Counter[_Seen]) -> tuple[tuple[tuple[int, int], ...], ...]:
+        places: dict[_Seen, list[tuple[int, int]]] = {}
+        for number, call in enumerate(self.calls):
+            for place, leaf in enumerate(call.arguments):
+                if isinstance(leaf, _Seen) and taken[leaf] > 1:
+                    places.setdefault(leaf, []).append((number, place))
+        return tuple(
+            tuple(found)
+            for leaf, found in places.items()
+            if leaf in self._outputs and leaf not in self._used
+        )
 
     def _sole(self, call: BlockCall, taken: Counter[_Seen]) -> tuple[tuple[int, bool], ...]:
         return tuple(

@@ -396,6 +396,8 @@ class Executor:
             if self._flow is not None and run.sequence == self._order.keys:
                 for key, sole in zip(run.sequence, self._flow.sole):
                     collector.free_inputs(key, sole)
+                for group in self._flow.shared:
+                    collector.share([(run.sequence[number], place) for number, place in group])
         if probing:
             self._free = set(run.free)
         else:

@@ -71,6 +71,7 @@ class _Sample:
         "output_storages",
         "passing",
         "saved_storages",
+        "shared",
         "unsaved",
     )
 
@@ -82,7 +83,7 @@ class _Sample:
         self.output_storages: tuple[int, ...] = ()
         self.passing: list[tuple[StorageWeakRef, int]] = []
         self.copies: list[tuple[StorageWeakRef, int]] = []
-        self.copy_bytes = self.freed = self.freed_late = 0
+        self.copy_bytes = self.freed = self.freed_late = self.shared = 0
         self.unsaved: dict[int, int] = {}
         self.checkpointed = self.inside_checkpoint = self.around_checkpoint = False
         self.began: Any = None
@@ -136,6 +137,7 @@ class _Sample:
             ),
             freed_bytes=self.freed,
             freed_late_bytes=self.freed_late,
+            shared_bytes=self.shared,
         )
 
 
@@ -303,7 +305,7 @@ class Collector:
             if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
                 continue
             storage = leaf.untyped_storage()
-            whole = leaf._base is None and leaf.nbytes == storage.nbytes()
+            whole = leaf.nbytes == storage.nbytes()
             known = storage._cdata in saved or StorageWeakRef(storage) in self._passed
             if whole and not known:
                 found[place] = round_up(storage.nbytes(), ROUND)
@@ -322,6 +324,15 @@ class Collector:
             unsaved = sample.unsaved
             sample.freed = sum(unsaved.get(place, 0) for place, inner in sole if inner)
             sample.freed_late = sum(unsaved.get(place, 0) for place, inner in sole if not inner)
+
+    def share(self, takers: Sequence[tuple[Key, int]]) -> None:
+        """Take which calls an argument goes to that nobody else uses, and at which places."""
+        samples = [(self._samples.get(key), place) for key, place in takers]
+        first = samples[0][0]
+        if first is not None:
+            first.shared += min(
+                0 if sample is None else sample.unsaved.get(place, 0) for sample, place in samples
+            )
 
     def leave(self) -> None:
         """Note that the model's forward pass is over."""

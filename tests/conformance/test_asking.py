@@ -192,6 +192,17 @@ def test_what_was_learned_of_something_else_is_refused(learned, change, planner,
             assert train(model, LENGTHS[:1], handle)[0].phase == "sheltered"
 
 
+def test_samples_of_another_version_are_refused(learned):
+    state = json.loads(learned[0])
+    for known in state["learned"]["known"].values():
+        known["samples"][0]["bytes"].pop()
+    with (
+        mimose.attach(build(), BUDGET, sheltered=5) as handle,
+        pytest.raises(ValueError, match="saved by another version"),
+    ):
+        handle.load_state_dict(state)
+
+
 def test_figures_are_of_the_steps_since_they_were_last_asked_for():
     model = build()
     with mimose.attach(model, BUDGET, sheltered=5) as handle:

@@ -8,6 +8,9 @@ import pytest
 EQUAL = 1e-4
 EXACT = 0.01
 """A prediction is off by less than this share of the measured peak."""
+GATHERED = 4 * (4 * 32 * 32 + 2 * 32 * 128 + 9 * 32 + 128) + 1024
+"""Bytes of a layer's parameters, rounded up: gloo's thread lets go of what it has gathered for one
+layer when it gets round to it, now and then only once the next layer has been gathered, too."""
 SECONDS = 10
 """Within so many of one process's failure all have ended."""
 
@@ -19,8 +22,10 @@ def check_training(ended, scenario, *, alike=False):
         assert told["difference"] < EQUAL
         assert told["violations"] == 0
         assert len(set(told["plans"])) > 1, "plans change from step to step"
-        assert told["shares"]
-        assert all(abs(share - 1) < EXACT for share in told["shares"])
+        assert told["peaks"]
+        late = GATHERED if scenario.startswith("fsdp") else 0
+        for predicted, peak in told["peaks"]:
+            assert abs(predicted - peak) < EXACT * peak or 0 < peak - predicted <= late
     if alike:
         assert plans[0] == plans[1]
     else:

@@ -110,7 +110,7 @@ def train(
     rank = dist.get_rank()
     reference = Reference()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    plans, worst, shares, over = [], 0.0, [], 0
+    plans, worst, predicted, over = [], 0.0, [], 0
     for number in range(num_steps):
         steps = range(window * number, window * (number + 1))
         compare = number % compare_every == 0
@@ -132,8 +132,8 @@ def train(
         budget = handle.budget_bytes or float("inf")
         over += record.peak_reserved_bytes > budget or record.outcome != "ok"
         if record.phase == "responsive" and record.predicted_peak_bytes is not None:
-            shares.append(record.predicted_peak_bytes / record.peak_allocated_bytes)
-    return {"plans": plans, "difference": worst, "shares": shares, "violations": over}
+            predicted.append((record.predicted_peak_bytes, record.peak_allocated_bytes))
+    return {"plans": plans, "difference": worst, "peaks": predicted, "violations": over}
 
 
 def ddp(num_steps: int = 20, *, before: bool = False, **options: Any) -> dict[str, Any]:
@@ -174,7 +174,7 @@ BUDGET = 13 << 19
 
 def sync() -> dict[str, Any]:
     """Train under DDP with one plan for all processes."""
-    return ddp(8, sync="max")
+    return ddp(12, sync="max")
 
 
 def sync_infeasible() -> dict[str, Any]:

@@ -32,7 +32,7 @@ def fit(rows, sizes, seconds=None, **options):
         Sample(
             size,
             True,
-            np.array([kept, 0, 0, kept, 0, kept, 0, kept, 0, 0, 0, 0], np.float64),
+            np.array([kept, 0, 0, kept, 0, kept, 0, 0, kept, 0, 0, 0, 0], np.float64),
             np.array([np.nan if seconds is None else seconds[i]], np.float64),
         )
         for i, (size, kept) in enumerate(zip(sizes, rows, strict=True))
@@ -108,7 +108,7 @@ def test_a_smaller_batch_of_a_constant_extent_is_bounded(batch):
     rows = [kept(s) for s in sizes]
     size = (batch, 80, 512)
     unbounded = fit(rows, sizes).predict(size).activation[0]
-    bounded = fit(rows, sizes, fixed=np.full(12, 5e6)).predict(size).activation[0]
+    bounded = fit(rows, sizes, fixed=np.full(13, 5e6)).predict(size).activation[0]
     assert kept(size) - 1 <= bounded <= kept(size) + 2_000_001
     assert bounded < unbounded
 

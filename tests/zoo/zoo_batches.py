@@ -98,6 +98,11 @@ def growing(number: int, rows: int = 4) -> Batch:
     return {"pixel_values": pixels, "labels": torch.randint(4, (rows,), generator=drawn(number))}
 
 
+def small(number: int) -> Batch:
+    """Batches of images of 64 pixels."""
+    return images(number, side=64)
+
+
 def many(number: int) -> Batch:
     """The same, eight of them."""
     return growing(number, rows=8)

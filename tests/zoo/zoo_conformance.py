@@ -36,6 +36,7 @@ class Case:
         batch: Returns the batch of step ``n``.
         share: The budget as a share of what unattached training reserves at its peak.
         size: What the size of a batch is read by, where its shapes alone do not tell.
+        blocks: Names of its blocks, where those that are found do not do.
         sheltered: Number of sheltered steps: more where a size has more extents.
         exact: Whether predictions are expected to be off by less than the bound; where they are
             not, ``note`` says why.
@@ -48,6 +49,7 @@ class Case:
     batch: Callable[[int], Batch]
     share: float = 0.75
     size: SizeFunction | None = None
+    blocks: tuple[str, ...] | None = None
     sheltered: int = 4
     exact: bool = True
     quick: bool = False
@@ -189,6 +191,7 @@ def _train(case: Case, device: Device, budget: int | None) -> Trained:
             device=device,
             enforce=True,
             size=case.size,
+            blocks=case.blocks,
             sheltered=case.sheltered,
         ) as handle:
             for number in range(case.steps):

@@ -53,6 +53,8 @@ DECODERS = [
             eos_token_id=2,
         ),
         tokens,
+        exact=False,
+        note="attention weights",
     ),
     Case(
         "GPT-J",
@@ -98,6 +100,8 @@ DECODERS = [
         "Gemma 2",
         _decoder("Gemma2ForCausalLM", "Gemma2Config", head_dim=16, sliding_window=48),
         tokens,
+        exact=False,
+        note="shared inputs",
     ),
     Case(
         "Gemma 3",
@@ -134,6 +138,8 @@ DECODERS = [
             resid_pdrop=0.1,
         ),
         tokens,
+        exact=False,
+        note="attention weights",
     ),
     Case("StableLM", _decoder("StableLmForCausalLM", "StableLmConfig", hidden_dropout=0.1), tokens),
     Case(

@@ -30,6 +30,7 @@ PER_BLOCK = (
     "checkpoint_peak",
     "forward_activation",
     "freed",
+    "shared",
     "backward_peak",
 )
 """Columns of a row, a run of one entry a block for each; ``OUTSIDE`` follows."""
@@ -145,6 +146,7 @@ def _columns(sample: BlockSample, shift: int) -> tuple[int, ...]:
         sample.checkpoint_peak_bytes,
         max(0, kept - sample.freed_bytes),
         freed,
+        sample.shared_bytes,
         # Without a gradient there is no backward, which costs no more than being there.
         (sample.level_bytes if backward is None else backward) + shift,
     )

@@ -179,6 +179,12 @@ class Knowledge:
         first = data["first_optimizer_peak"]
         self._first_optimizer_peak = None if first is None else int(first)
         self._store = SampleStore.from_json(data["samples"])
+        expected = len(PER_BLOCK) * len(self.block_names) + len(OUTSIDE)
+        if any(len(sample.bytes) != expected for sample in self._store):
+            raise ValueError(
+                "this state was saved by another version of mimose: leave it out, and the first "
+                "steps measure again"
+            )
         self.whole_model.samples = [(int(x), int(y)) for x, y in data["whole_model"]]
         return self
 
@@ -205,6 +211,7 @@ def _fixed(info: ModelInfo, num_blocks: int, casts: bool) -> Row | None:
         "checkpoint_peak": copies,
         "forward_activation": np.zeros(num_blocks),
         "freed": np.zeros(num_blocks),
+        "shared": np.zeros(num_blocks),
         "backward_peak": np.repeat(backward, num_blocks),
     }
     outside = np.array([others * casts, others * casts + copies.sum(), backward, backward])
