@@ -151,10 +151,17 @@ def test_cached_segments_that_serve_a_step_are_kept():
     step(reserve, 100, 110 * MIB, 120 * MIB, segments=SMALL)
     now = Situation(0, reserved_bytes=250 * MIB)
     fewer = Segments(small=9, medium=4)
-    assert not release(reserve, (12, 300), 250 * MIB, now, fewer)
+    assert not release(reserve, (12, 130), 250 * MIB, now, fewer)
     # Four more of 20 MiB do not fit into the 50 MiB that are left.
-    assert release(reserve, (12, 300), 250 * MIB, now, Segments(medium=8))
-    assert release(reserve, (12, 300), 250 * MIB, now, LARGE)
+    assert release(reserve, (12, 130), 250 * MIB, now, Segments(medium=8))
+    assert release(reserve, (12, 130), 250 * MIB, now, LARGE)
+
+
+def test_before_a_size_far_beyond_all_seen_segments_are_handed_back():
+    reserve = Reserve(300 * MIB, segment_bytes=20 * MIB)
+    step(reserve, 100, 110 * MIB, 120 * MIB, segments=SMALL)
+    now = Situation(0, reserved_bytes=250 * MIB)
+    assert release(reserve, (12, 300), 250 * MIB, now, Segments(small=9, medium=4))
 
 
 def test_growth_beyond_what_the_segments_explain_is_expected_again():
