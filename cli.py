@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mimose.units import BYTES_HELP, parse_bytes
+from mimose.units import BYTES_HELP, SHARE_HELP, parse_budget
 
 # Commands import what they call: torch and pandas take seconds, --help must not.
 
@@ -63,7 +63,8 @@ Budget = Annotated[
         "--budget",
         metavar="BYTES",
         help="Bound on the bytes that the device's allocator reserves (parameters, gradients, "
-        f"optimizer state, activations): {BYTES_HELP}. 'none' is the unlimited reference.",
+        f"optimizer state, activations): {BYTES_HELP}, or {SHARE_HELP} (on cpu the machine's). "
+        "'none' is the unlimited reference.",
     ),
 ]
 PlannerName = Annotated[
@@ -669,7 +670,8 @@ def sweep(
         typer.Option(
             "--budgets",
             help="Budgets, separated by commas: bytes (4GB), none, shares of the way from the "
-            "task's lower to its upper bound (50%), or paper. The baseline has none.",
+            "task's lower to its upper bound (50%; in run a share is one of the device's memory), "
+            "or paper. The baseline has none.",
         ),
     ] = None,
     seeds: Annotated[
@@ -1081,11 +1083,23 @@ def _config(options: dict[str, Any]) -> Any:
         sys.path.insert(0, "")  # package.module:Class is looked for here, too.
     given = {f.name: options[f.name] for f in fields(RunConfig) if f.name in options}
     budget, margin = options["budget"], options["margin"]
-    given["budget"] = None if budget.strip().lower() == "none" else parse_bytes(budget)
+    given["budget"] = _budget(budget, options["device"])
     given["margin"] = None if margin is None else _margin(margin)
     given["planner_options"] = _pairs("--planner-option", options["planner_option"])
     given["task_options"] = _pairs("--task-option", options["task_option"])
     return RunConfig(**given)
+
+
+def _budget(text: str, device: str) -> int | None:
+    if text.strip().lower() == "none":
+        return None
+
+    def memory() -> int:
+        from mimose_bench.experiments.opening import memory_of
+
+        return memory_of(device)
+
+    return parse_budget(text, memory)
 
 
 def _margin(text: str) -> int:

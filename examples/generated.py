@@ -7,11 +7,13 @@ longest batch recomputes on every short one for nothing.
 from __future__ import annotations
 
 import os
+import sys
 
 # Everything here is made from a configuration: nothing is looked up on the hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForQuestionAnswering
 
@@ -82,3 +84,24 @@ def collate(items: list[dict]) -> dict[str, torch.Tensor]:
         for name in ("start_positions", "end_positions")
     }
     return {"input_ids": ids, "attention_mask": mask, **positions}
+
+
+def join_processes() -> None:
+    """Join the processes that `torchrun` started; without it, end with the command that does."""
+    if "RANK" not in os.environ:
+        raise SystemExit(
+            f"{sys.argv[0]} trains in several processes, which torchrun starts:\n"
+            f"torchrun --nproc-per-node 2 {sys.argv[0]}"
+        )
+    on_gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
+
+def print_in_turn(text: str) -> None:
+    """Print the text of each process, from the first one: what all print at once gets mixed up."""
+    texts = [""] * dist.get_world_size()
+    dist.all_gather_object(texts, f"rank {dist.get_rank()}: {text}")
+    if dist.get_rank() == 0:
+        print("\n".join(texts), flush=True)

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from generated import BATCH, BUDGET, Texts, build_model, collate
+from generated import BATCH, Texts, build_model, collate, join_processes, print_in_turn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import mimose
+
+BUDGET = "40MB"
+"""Twice the other examples': a bucket of gradients takes one of the allocator's 20 MiB segments."""
 
 
 def train(folder: Path, budget: str | None = BUDGET, *, sync: str | None = None) -> list[float]:
@@ -53,15 +56,13 @@ def train(folder: Path, budget: str | None = BUDGET, *, sync: str | None = None)
     torch.save(handle.state_dict(), folder / f"mimose-{rank}.pt")
     if rank == 0:
         torch.save(model.module.state_dict(), folder / "model.pt")
-    print(f"rank {rank}: {handle.summary()}")
+    print_in_turn(handle.summary())
     handle.detach()
     return losses
 
 
 if __name__ == "__main__":
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    join_processes()
     with tempfile.TemporaryDirectory() as folder:
         train(Path(sys.argv[1] if len(sys.argv) > 1 else folder))
     dist.destroy_process_group()

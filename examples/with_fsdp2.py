@@ -12,7 +12,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from generated import BATCH, BUDGET, Texts, build_model, collate
+from generated import (
+    BATCH,
+    BUDGET,
+    Texts,
+    build_model,
+    collate,
+    join_processes,
+    print_in_turn,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -53,15 +61,13 @@ def train(folder: Path, budget: str | None = BUDGET, *, sync: str | None = None)
 
     # Learned of this many processes: with more or fewer, each holds another part of the model.
     torch.save(handle.state_dict(), folder / f"mimose-{dist.get_rank()}.pt")
-    print(f"rank {dist.get_rank()}: {handle.summary()}")
+    print_in_turn(handle.summary())
     handle.detach()
     return losses
 
 
 if __name__ == "__main__":
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    join_processes()
     with tempfile.TemporaryDirectory() as folder:
         train(Path(sys.argv[1] if len(sys.argv) > 1 else folder))
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Whether a device can be opened, asked before anything runs on it."""
+"""Whether a device can be opened and what memory it has, asked before anything runs on it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,28 @@ def require_device(name: str, *, here: bool = True) -> None:
     if kind == "cuda" and (name == kind or rest.isdigit()) and (not here or _is_here(rest)):
         return
     open_device(name).close()
+
+
+def memory_of(name: str) -> int:
+    """Return the bytes of memory that a device has: the GPU's, or for ``cpu`` the machine's.
+
+    Args:
+        name: As :func:`mimose.devices.open_device` takes it.
+
+    Raises:
+        ValueError: If there is no such device.
+    """
+    require_device(name)
+    kind, _, rest = name.partition(":")
+    if kind == "sim":
+        return load_gpu(rest).memory_bytes
+    import torch
+
+    from mimose.attaching import place_bytes
+
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return place_bytes(torch.device(kind, int(rest or 0)))
 
 
 def _is_here(index: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mimose.costs import Infeasible
+from mimose.handle import Handle
 from mimose.planners.base import Planner
 from mimose.planners.static import Solution, Static
 from mimose.records import Measured, Size
@@ -92,6 +93,20 @@ def check(config: RunConfig, planner: Planner) -> None:
         )
 
 
+def check_segments(config: RunConfig, handle: Handle) -> None:
+    """Refuse more segments than there are blocks.
+
+    Raises:
+        ValueError: If that is what ``--segments`` asks for.
+    """
+    blocks = len(handle.block_names)
+    if config.segments is not None and config.segments > blocks:
+        raise ValueError(
+            f"--segments {config.segments} is more than the model's {blocks} blocks: give a number "
+            f"from 1 to {blocks}"
+        )
+
+
 def plan_size(config: RunConfig, task: Task) -> Size:
     """Return the size that a planner that plans once plans for.
 
@@ -136,6 +151,7 @@ def prepare(
     """
     planner = trainer.handle.planner
     assert isinstance(planner, Static)
+    check_segments(config, trainer.handle)
     key = plan_store.key_of(config, trainer.task, trainer.handle, size)
     shown = f"{size[0]} x {trainer.task.describe_size(size)} {trainer.task.unit}"
     if own is not None and not config.fresh_plan:
@@ -153,12 +169,6 @@ def prepare(
     if over_budget:
         needed = format_bytes(profile["peak_reserved_bytes"], up=True)
         say(f"the profile needed {needed}, more than the budget, and was taken without the limit")
-    blocks = len(trainer.handle.block_names)
-    if config.segments is not None and config.segments > blocks:
-        raise ValueError(
-            f"--segments {config.segments} is more than the model's {blocks} blocks: give a number "
-            f"from 1 to {blocks}"
-        )
     say(f"profiled in {format_seconds(profile['seconds'])}, solving")
     try:
         solution = planner.take_profile(measured, _now_and_then(say))

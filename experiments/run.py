@@ -33,7 +33,14 @@ from mimose_bench.experiments.course import Course, course_of
 from mimose_bench.experiments.crew import Crew
 from mimose_bench.experiments.flops import Counted, Taken, count_steps, peak_of, taken_in
 from mimose_bench.experiments.loop import Step, Trainer
-from mimose_bench.experiments.profiling import Kept, ProfileError, check, plan_size, prepare
+from mimose_bench.experiments.profiling import (
+    Kept,
+    ProfileError,
+    check,
+    check_segments,
+    plan_size,
+    prepare,
+)
 from mimose_bench.experiments.progress import Progress
 from mimose_bench.experiments.records import RunWriter, block_rows, step_row
 from mimose_bench.experiments.remembered import StepMemory
@@ -110,6 +117,21 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
         crew = records.enter_context(Crew(config, planner))
         config, quiet, leads = crew.config, quiet or crew.rank > 0, crew.rank == 0
         with opened(config) as device, contextlib.ExitStack() as stack:
+            # Whatever can be wrong with the task or its model shows before there is a folder.
+            task = task_of(config)
+            if isinstance(planner, Static):
+                with device.host_memory():
+                    plan_size(config, task)
+            torch.manual_seed(config.seed)
+            model = device.build(task.build_model)
+            device.adopt(model)
+            too_little = _too_little(config.budget, model, device)
+            if too_little is None:
+                model = crew.wrapped(model)
+                handle = stack.enter_context(
+                    attach(model, config.budget, planner, device=device, enforce=config.enforce)
+                )
+                check_segments(config, handle)
             writer = crew.writer(
                 lambda: RunWriter.create(
                     config.out,
@@ -126,24 +148,15 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
                 )
             )
             records.enter_context(writer)
-            task = task_of(config)
             writer.update(
                 data=task.data_source.to_json(), task_settings=task.settings(), size_unit=task.unit
             )
-            torch.manual_seed(config.seed)
-            model = device.build(task.build_model)
-            device.adopt(model)
-            too_little = _too_little(config.budget, model, device)
             if too_little is not None:
                 writer.log(too_little)
                 if not quiet:
                     print(too_little, file=sys.stderr, flush=True)
                 info = writer.finish("infeasible", error=too_little, least_budget_bytes=None)
                 return RunResult(EXIT_OUT_OF_MEMORY, info, too_little, leads)
-            model = crew.wrapped(model)
-            handle = stack.enter_context(
-                attach(model, config.budget, planner, device=device, enforce=config.enforce)
-            )
             memory = StepMemory() if memory is None else memory
             begin = crew.begin if crew.several else None
             trainer = Trainer(task, model, handle, config, memory, begin)

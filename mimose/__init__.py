@@ -16,6 +16,8 @@ __all__ = [
     "Region",
     "Thrashing",
     "attach",
+    "detach",
+    "detach_all",
 ]
 
 
@@ -25,6 +27,10 @@ def __getattr__(name: str) -> object:
         from mimose import handle
 
         return getattr(handle, name)
+    if name in ("detach", "detach_all"):
+        from mimose import attached
+
+        return getattr(attached, name)
     if name == "MimoseCallback":
         from mimose.integrations.transformers import MimoseCallback
 

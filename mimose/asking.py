@@ -29,13 +29,15 @@ class Asked:
     _executor: Executor
     _tally: Tally
 
-    def _size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Size:
-        raise NotImplementedError
-
-    def _situation(self) -> Situation:
+    def _asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, Situation]:
         raise NotImplementedError
 
     def _close_ended(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def attached(self) -> bool:
+        """Whether the model is still attached by this handle."""
         raise NotImplementedError
 
     def rebind(self) -> None:
@@ -52,9 +54,9 @@ class Asked:
             Infeasible: If the planner knows that no plan fits the budget.
         """
         self._close_ended()
-        size = self._size_of(args, kwargs)
+        size, situation = self._asked(args, kwargs)
         # On a copy, so that the step under way and the next one know nothing of the question.
-        return copy.deepcopy(self.planner).plan(size, self._situation()).plan
+        return copy.deepcopy(self.planner).plan(size, situation).plan
 
     def longest(self, *args: Any, **kwargs: Any) -> int:
         """Return the longest padded length at which a batch like this one fits.
@@ -76,14 +78,14 @@ class Asked:
                 lengths yet.
         """
         self._close_ended()
-        size = self._size_of(args, kwargs)
+        size, situation = self._asked(args, kwargs)
         longest = getattr(self.planner, "longest", None)
         if longest is None:
             raise ValueError(
                 f"the planner {self.planner.name!r} predicts no memory, so it cannot say which "
                 "length fits: attach with planner='mimose'"
             )
-        return int(longest(size, self._situation()))
+        return int(longest(size, situation))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned so far, as plain data that JSON can hold.
@@ -124,11 +126,15 @@ class Asked:
         accumulation a micro-batch. Bytes and seconds are the device's (see its ``label``).
 
         Returns:
-            ``num_steps``, ``num_violations`` (steps that ran out of memory or were run again, or in
-            which the allocator flushed its cache) and ``planning_seconds`` (all together); and as
-            far as there are any ``recomputed_blocks`` (a step, on average),
-            ``peak_allocated_bytes`` (the highest), ``predicted_peak_bytes`` (of that same step) and
-            ``budget_use`` (peak allocated over budget, the median of the steps that recomputed).
+            ``num_steps``, ``num_violations`` (steps in which more was reserved than the budget,
+            that ran out of memory or were run again, or in which the allocator flushed its cache)
+            and ``planning_seconds`` (all together); and as far as there are any
+            ``recomputed_blocks`` (a step, on average), ``peak_allocated_bytes`` (the highest),
+            ``predicted_peak_bytes`` (of that same step), ``peak_reserved_bytes`` (the highest),
+            ``budget_use`` (peak allocated over budget, the median of the steps that recomputed),
+            ``highest_budget_use`` (peak reserved over budget, of all steps), ``num_over_budget``
+            (steps in which more was reserved than the budget) and ``over_budget_bytes`` (by how
+            much at most).
         """
         self._close_ended()
         return self._tally.statistics()
@@ -151,4 +157,5 @@ class Asked:
         budget = "no budget" if self.budget_bytes is None else format_bytes(self.budget_bytes)
         name = type(self.model).__name__
         blocks = len(self._executor.block_names)
-        return f"<mimose {self.planner.name} on {name}: {blocks} blocks, {budget}>"
+        detached = "" if self.attached else ", detached"
+        return f"<mimose {self.planner.name} on {name}: {blocks} blocks, {budget}{detached}>"

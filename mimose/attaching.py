@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mimose.attached import check_cpu_free
 from mimose.devices import device_for
 from mimose.devices.base import Device
 from mimose.devices.tensors import storage_bytes
@@ -14,7 +15,7 @@ from mimose.distributed.wrapping import check_supported, unwrapped
 from mimose.planners import make_planner
 from mimose.planners.base import Planner
 from mimose.runtime.wrappers import COMPILED_WHOLE
-from mimose.units import format_bytes, parse_bytes
+from mimose.units import format_bytes, parse_budget
 
 
 def checked_model(model: Any) -> torch.nn.Module:
@@ -74,9 +75,7 @@ def budget_bytes(
     """
     if budget is None or str(budget).strip().lower() == "none":
         return None
-    share = _share(budget)
-    total = None if share is None else int(share * memory_bytes(model, device))
-    found = parse_bytes(budget) if total is None else total  # type: ignore[arg-type]
+    found = parse_budget(budget, lambda: memory_bytes(model, device))
     parameters = storage_bytes([*model.parameters(), *model.buffers()])
     if parameters > found:
         raise ValueError(
@@ -84,24 +83,6 @@ def budget_bytes(
             f"({format_bytes(parameters)}): give a larger budget or use a smaller model"
         )
     return found
-
-
-def _share(budget: int | float | str) -> float | None:
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        try:
-            share = float(budget.strip()[:-1]) / 100
-        except ValueError:
-            share = -1.0
-    elif isinstance(budget, float):
-        share = budget
-    else:
-        return None
-    if not 0 < share <= 1:
-        raise ValueError(
-            f"{budget!r} is no share of the device's memory: give one above 0% and up to 100%, "
-            'such as "80%", or a number of bytes such as "6GB"'
-        )
-    return share
 
 
 def memory_bytes(model: torch.nn.Module, device: Device | None) -> int:
@@ -117,7 +98,15 @@ def memory_bytes(model: torch.nn.Module, device: Device | None) -> int:
         return int(gpu.memory_bytes)
     parameter = next(model.parameters(), None)
     place = parameter.device if device is None and parameter is not None else None
-    place = place or (torch.device("cpu") if device is None else device.torch_device)
+    return place_bytes(place or (torch.device("cpu") if device is None else device.torch_device))
+
+
+def place_bytes(place: torch.device) -> int:
+    """Return the bytes of memory that the GPU, or for ``cpu`` the machine, has.
+
+    Raises:
+        ValueError: If that is not known.
+    """
     if place.type == "cuda":
         return int(torch.cuda.get_device_properties(place).total_memory)
     if place.type == "cpu":
@@ -125,16 +114,16 @@ def memory_bytes(model: torch.nn.Module, device: Device | None) -> int:
     raise ValueError(f"how much memory {place} has is not known: give the budget in bytes")
 
 
-def open_for(model: torch.nn.Module, device: Any, *, another: bool) -> tuple[Device, bool]:
+def open_for(model: torch.nn.Module, device: Any) -> tuple[Device, bool]:
     """Return the device to measure on, and whether it was opened here.
 
     Args:
         model: The model.
         device: The device, or None for that of the model's parameters.
-        another: Whether another model is attached already.
 
     Raises:
-        ValueError: If that is no device, or not the one that the model is on.
+        ValueError: If that is no device, or not the one that the model is on, or if it is the cpu
+            and another model is attached there.
     """
     if isinstance(device, str):
         raise ValueError(
@@ -143,11 +132,8 @@ def open_for(model: torch.nn.Module, device: Any, *, another: bool) -> tuple[Dev
     first = next(model.parameters(), None)
     owned = device is None
     if owned:
-        if another and first is not None and first.device.type == "cpu":
-            raise ValueError(
-                "another model is attached on the cpu, whose memory can be counted for one at a "
-                "time: call detach() on its handle first"
-            )
+        if first is not None and first.device.type == "cpu":
+            check_cpu_free()
         device = device_for(model)
     if first is not None and first.device.type != device.torch_device.type:
         raise ValueError(

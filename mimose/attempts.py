@@ -137,6 +137,11 @@ def _figures(handle: Handle, said: str, attempt: Attempt | None) -> Iterator[str
             "this pass: leave it more room, by a larger margin or a smaller batch, and start again "
             "from the last checkpoint."
         )
+    elif step is not None and _recomputes_all(handle, step.plan):
+        yield (
+            "Every block was recomputed already, so that to run it again would not help: use a "
+            "smaller batch" + (" or give a larger budget." if handle._enforced else ".")
+        )
     elif handle.planner.rescued and attempt is None:
         yield (
             "Give handle.run() a function that runs the forward and backward pass, and a step that "
@@ -147,3 +152,9 @@ def _figures(handle: Handle, said: str, attempt: Attempt | None) -> Iterator[str
             "It was not run again, since gradients of earlier micro-batches were there: give "
             "handle.run() a function that runs all micro-batches of the optimizer's step."
         )
+
+
+def _recomputes_all(handle: Handle, plan: AnyPlan) -> bool:
+    executor = handle._executor
+    blocks = frozenset(range(len(executor.block_names))) - executor.free - executor.keep_only
+    return isinstance(plan, Plan) and bool(blocks) and blocks <= frozenset(plan.recomputed)

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from mimose import attached
 from mimose.asking import Asked
 from mimose.attaching import budget_bytes, check_size, checked_model, chosen_planner, open_for
 from mimose.attempts import Attempt, attempts, explain
@@ -40,13 +41,13 @@ from mimose.records import (
     Size,
     StepRecord,
 )
-from mimose.report import Tally
-from mimose.runtime.blocks import find_blocks
+from mimose.report import Tally, over_budget
+from mimose.runtime.blocks import OwnCheckpointing, find_blocks
 from mimose.runtime.executor import Executor
 from mimose.runtime.failing import watch
 from mimose.runtime.optimizers import stepping, with_state
 from mimose.runtime.recovery import Undo
-from mimose.runtime.sizes import size_of
+from mimose.runtime.sizes import Alike, SizeReader
 from mimose.runtime.step import OpenStep
 from mimose.schedule import AnyPlan
 
@@ -57,8 +58,6 @@ SizeFunction = Callable[[tuple[Any, ...], Mapping[str, Any]], Size]
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 _GRADS_LOOKED_AT = 16
-
-_attached: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def attach(
@@ -105,12 +104,11 @@ def attach(
     """
     given, model = model, checked_model(model)
     check_sync(sync)
-    if model in _attached:
-        raise ValueError("this model is attached already: call detach() on its handle first")
+    attached.check_free(model)
     chosen = chosen_planner(planner, options)
     found = find_blocks(model, blocks, required=getattr(chosen, "needs_blocks", True))
     limit = budget_bytes(budget, model, device)
-    opened, owned = open_for(model, device, another=bool(_attached))
+    opened, owned = open_for(model, device)
     try:
         if enforce:
             opened.enforce(limit)
@@ -158,7 +156,11 @@ class Handle(Asked, Profiled):
         self._attempt: Attempt | None = None
         config = getattr(model, "config", None)
         encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
-        self._size = size or (lambda a, k: size_of(a, k, encoder_decoder=encoder_decoder))
+        self._size = size or SizeReader(encoder_decoder=encoder_decoder)
+        # A planner that tells which length fits plans by size.
+        by_size = budget_bytes is not None and hasattr(planner, "longest")
+        self._alike = Alike(budget_bytes) if by_size else None
+        self._sized = False
         self._owns_device = owns_device
         self._enforced = enforced
         self._together = together
@@ -171,6 +173,7 @@ class Handle(Asked, Profiled):
         self._optimizer_ready: bool | None = None  # Not looked for yet.
         self._step: OpenStep | None = None
         self._undo = Undo(model, device)
+        self._own_checkpointing = OwnCheckpointing(model)
         self._executor = Executor(
             model,
             device,
@@ -199,7 +202,7 @@ class Handle(Asked, Profiled):
             together,
         )
         self._release.atexit = False
-        _attached.add(model)
+        attached.add(self)
 
     # -- steps
 
@@ -208,12 +211,14 @@ class Handle(Asked, Profiled):
 
         Raises:
             Infeasible: If the planner knows that no plan fits the budget.
+            ValueError: If the model's own gradient checkpointing was turned on.
         """
         attempt = self._attempt
         if attempt is not None:
             attempt.num_begun += 1
         if self._step is not None:
             self.end()
+        self._own_checkpointing.refuse(self.model, attached=True)
         self._together.before_step()
         if self._optimizer_ready is None:
             self._optimizer_ready = with_state(self._parameters)
@@ -299,9 +304,11 @@ class Handle(Asked, Profiled):
             if self.planner.rescued and step.backward_done is None and not self._together.several:
                 self._undo.restore()
             device.release_cache()
+            self._tell_ran_out(step, record)
             return self._closed(record)
         if step.lost:
             record.outcome = "oom"
+            self._tell_ran_out(step, record)
             return self._closed(record)
         self._bind()
         started = time.perf_counter()
@@ -312,9 +319,24 @@ class Handle(Asked, Profiled):
             record.step_seconds += observing
         return self._closed(record)
 
+    def _tell_ran_out(self, step: OpenStep, record: StepRecord) -> None:
+        """Tell the planner of a forward or backward pass for which the budget had no room.
+
+        What ran out within a budget that is not enforced is the doing of something else, which may
+        pass.
+        """
+        ran_out = getattr(self.planner, "ran_out", None)
+        if ran_out is None or record.outcome != "oom" or step.backward_done is not None:
+            return
+        if self._enforced or over_budget(record, self.budget_bytes):
+            measuring = step.decision.collect and step.ordered is None and step.forwarded is None
+            ran_out(record, measuring=measuring)
+
     def _closed(self, record: StepRecord) -> StepRecord:
         self._last_record = record
         self._tally.add(record)
+        if self._sized and self._alike is not None:
+            self._alike.add(record)
         return record
 
     def _close_retried(self) -> None:
@@ -396,7 +418,7 @@ class Handle(Asked, Profiled):
             torch.OutOfMemoryError: If the device has no memory for that. The model stays attached
                 and nothing is lost: let go of some tensors and call it again.
         """
-        if self.model not in _attached:
+        if not self.attached:
             return
         if self._enforced:
             self.device.enforce(None)
@@ -411,7 +433,7 @@ class Handle(Asked, Profiled):
         try:
             self._executor.detach()
         finally:
-            _attached.discard(self.model)
+            attached.discard(self.model)
             self._release()
 
     def __enter__(self) -> Handle:
@@ -426,8 +448,15 @@ class Handle(Asked, Profiled):
             raise
 
     def _close_ended(self) -> None:
-        """Close a step that is over: in a user's own loop, once the optimizer has stepped."""
-        if self._step is not None and self._step.optimized is not None:
+        """Close a step that is over: in a user's own loop, once the optimizer has stepped.
+
+        Or once it has run out of memory and the error went to the loop, unless a policy may have
+        tensors to bring back, for which there may be no memory yet.
+        """
+        step = self._step
+        if step is None:
+            return
+        if step.optimized is not None or (step.lost and not isinstance(step.plan, Eviction)):
             self.end()
 
     @property
@@ -439,6 +468,11 @@ class Handle(Asked, Profiled):
         """
         self._close_ended()
         return self._last_record
+
+    @property
+    def attached(self) -> bool:
+        """Whether the model is still attached by this handle."""
+        return attached.handle_of(self.model) is self
 
     @property
     def block_names(self) -> tuple[str, ...]:
@@ -479,7 +513,7 @@ class Handle(Asked, Profiled):
 
     # -- what the steps are made of
 
-    def _situation(self) -> Situation:
+    def _situation(self, read: SizeFunction | None = None) -> Situation:
         parameters = self._parameters
         trainable = list(filter(_REQUIRES_GRAD, parameters))
         # Some are enough, and any: a parameter that the loss does not use never has a gradient.
@@ -501,7 +535,8 @@ class Handle(Asked, Profiled):
             resident_bytes=self.device.allocated_bytes(),
             grads_resident=grads_resident,
             optimizer_ready=bool(self._optimizer_ready),
-            signature=f"{dtype}, autocast {autocast}, {len(trainable)} trainable",
+            signature=f"{dtype}, autocast {autocast}, {len(trainable)} trainable"
+            + _reading(read or self._size),
             reserved_bytes=self.device.reserved_bytes(),
         )
 
@@ -538,6 +573,7 @@ class Handle(Asked, Profiled):
             return
         check_size(size, "size= returned")
         self.begin(size)
+        self._sized = True
 
     def _notice(self, error: torch.OutOfMemoryError) -> None:
         """Take note of an error that ends a forward or backward pass outside of any attempt."""
@@ -545,10 +581,11 @@ class Handle(Asked, Profiled):
         if self._attempt is None and step is not None and not step.lost and not step.backward_done:
             explain(self, error)
 
-    def _size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Size:
-        size = self._size(args, kwargs)
+    def _asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, Situation]:
+        read = self._size.copy() if isinstance(self._size, SizeReader) else self._size
+        size = read(args, kwargs)
         check_size(size, "size= returned")
-        return size
+        return size, self._situation(read)
 
     def _after_forward(self) -> None:
         step = self._step
@@ -579,6 +616,12 @@ class Handle(Asked, Profiled):
         self._optimizer_ready = True
         if self._step is not None:
             self._step.optimized = self.device.now()
+
+
+def _reading(read: SizeFunction) -> str:
+    """Return how sizes are read, if otherwise than usual: what was learned is apart then."""
+    reading = read.reading if isinstance(read, SizeReader) else ""
+    return f", sizes by {reading}" if reading else ""
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:

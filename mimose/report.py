@@ -15,6 +15,18 @@ def is_violation(record: StepRecord) -> bool:
     return record.outcome != "ok" or record.num_alloc_retries > 0
 
 
+def over_budget(record: StepRecord, budget_bytes: int | None) -> int:
+    """Return the bytes beyond the budget that were reserved in a step, at most; 0 if none were.
+
+    Where the budget is not enforced nothing else tells of it. Reserved bytes stay until they are
+    handed back, so that steps after the one that went over may count as well.
+    """
+    reserved = record.peak_reserved_bytes
+    if budget_bytes is None or reserved is None:
+        return 0
+    return max(0, reserved - budget_bytes)
+
+
 @dataclass
 class _Part:
     """Sums over some steps."""
@@ -23,21 +35,32 @@ class _Part:
     sheltered: int = 0
     recomputed: int = 0
     violations: int = 0
+    failures: int = 0
+    over: int = 0
+    over_bytes: int = 0
     planning_seconds: float = 0.0
     step_seconds: float = 0.0
     peak: int | None = None
     predicted: int | None = None
+    reserved: int | None = None
     uses: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
+    sheltered_errors: list[float] = field(default_factory=list)
 
     def add(self, record: StepRecord, budget_bytes: int | None) -> None:
         self.steps += 1
         self.sheltered += record.phase == "sheltered"
         recomputed = num_recomputed(record.plan)
         self.recomputed += recomputed
-        self.violations += is_violation(record)
+        failed, over = is_violation(record), over_budget(record, budget_bytes)
+        self.violations += failed or over > 0
+        self.failures += failed
+        self.over += over > 0
+        self.over_bytes = max(self.over_bytes, over)
         self.planning_seconds += record.estimator_seconds + record.scheduler_seconds
         self.step_seconds += record.step_seconds or 0.0
+        if record.peak_reserved_bytes is not None:
+            self.reserved = max(record.peak_reserved_bytes, self.reserved or 0)
         peak, predicted = record.peak_allocated_bytes, record.predicted_peak_bytes
         if peak is None:
             return
@@ -46,7 +69,10 @@ class _Part:
         if recomputed and budget_bytes is not None and record.outcome == "ok":
             self.uses.append(peak / budget_bytes)
         if predicted is not None and record.outcome == "ok" and record.peak_exact:
-            self.errors.append(abs(predicted - peak) / peak)
+            # What a sheltered step is predicted to need decides nothing about its plan.
+            sheltered = record.phase == "sheltered"
+            errors = self.sheltered_errors if sheltered else self.errors
+            errors.append(abs(predicted - peak) / peak)
 
 
 class Tally:
@@ -81,6 +107,12 @@ class Tally:
             figures["predicted_peak_bytes"] = part.predicted
         if part.uses:
             figures["budget_use"] = median(part.uses)
+        if part.reserved is not None:
+            figures["peak_reserved_bytes"] = part.reserved
+            if self._budget is not None:
+                figures["highest_budget_use"] = part.reserved / self._budget
+                figures["num_over_budget"] = part.over
+                figures["over_budget_bytes"] = part.over_bytes
         return figures
 
     def lines(self, num_blocks: int) -> list[str]:
@@ -92,24 +124,50 @@ class Tally:
             f"steps: {part.steps}, of which {part.sheltered} sheltered",
             f"recomputed: {part.recomputed / part.steps:.2f} of {num_blocks} blocks a step",
         ]
-        if part.peak is not None:
-            lines.append(f"peak: {format_bytes(part.peak)} allocated")
-        if part.uses:
-            lines.append(
-                f"budget use: {median(part.uses):.1%}, the median of the {len(part.uses)} steps "
-                "that recomputed"
-            )
-        if part.errors:
-            lines.append(
-                f"predicted peak: off by {median(part.errors):.2%} in the median, "
-                f"{max(part.errors):.2%} at most"
-            )
+        held = [(part.peak, "allocated"), (part.reserved, "reserved")]
+        known = [(taken, of) for taken, of in held if taken is not None]
+        if known:
+            lines.append("peak: " + ", ".join(f"{format_bytes(taken)} {of}" for taken, of in known))
+        budget = self._budget
+        if known and budget is not None:
+            most = ", ".join(f"{taken / budget:.1%} {of}" for taken, of in known)
+            lines.append(f"budget use: {_median_use(part.uses)}at most {most}")
+        if part.errors or part.sheltered_errors:
+            lines.append(f"predicted peak: {_errors(part)}")
         share = f", {part.planning_seconds / part.step_seconds:.2%}" if part.step_seconds else ""
         lines.append(
             f"planning: {format_seconds(part.planning_seconds / part.steps)} a step{share}"
         )
-        lines.append(f"violations: {part.violations}")
+        lines.append(f"violations: {part.violations}{_kinds(part)}")
         return lines
+
+
+def _median_use(uses: list[float]) -> str:
+    if not uses:
+        return ""
+    return f"{median(uses):.1%} allocated, the median of the {len(uses)} steps that recomputed; "
+
+
+def _errors(part: _Part) -> str:
+    def off(errors: list[float]) -> str:
+        return f"off by {median(errors):.2%} in the median, {max(errors):.2%} at most"
+
+    planned = [off(part.errors)] if part.errors else []
+    learning = [f"in sheltered steps, which learn it, {off(part.sheltered_errors)}"]
+    return "; ".join(planned + (learning if part.sheltered_errors else []))
+
+
+def _kinds(part: _Part) -> str:
+    """Return what the violations were; nothing where there were none."""
+    kinds = []
+    if part.over:
+        kinds.append(
+            f"in {part.over} more was reserved than the budget, by "
+            f"{format_bytes(part.over_bytes)} at most"
+        )
+    if part.failures:
+        kinds.append(f"{part.failures} ran out of memory, ran again or had the cache flushed")
+    return f" ({'; '.join(kinds)})" if kinds else ""
 
 
 def num_recomputed(plan: AnyPlan) -> int:

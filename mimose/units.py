@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal
 
 KIB = 1 << 10
@@ -25,28 +26,68 @@ BYTES_HELP = (
 )
 
 
-def parse_bytes(text: str | int) -> int:
+SHARE_HELP = "a share of the device's memory, for example 80%"
+
+
+def parse_budget(budget: str | int | float, memory: Callable[[], int]) -> int:
+    """Return the number of bytes that ``budget`` names.
+
+    Args:
+        budget: As for :func:`parse_bytes`, or a share of the device's memory: text such as
+            ``"80%"``, or a ``float`` up to 1, such as ``0.8``.
+        memory: Returns the bytes of memory that the device has; asked only for a share.
+
+    Raises:
+        ValueError: If ``budget`` is neither; the message says what is.
+    """
+    share = _share(budget)
+    if share is None:
+        return parse_bytes(budget, also=f", or {SHARE_HELP}")
+    return int(share * memory())
+
+
+def _share(budget: str | int | float) -> float | None:
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        try:
+            share = float(budget.strip()[:-1]) / 100
+        except ValueError:
+            share = -1.0
+    elif isinstance(budget, float) and not (budget > 1 and budget.is_integer()):
+        share = budget
+    else:
+        return None
+    if not 0 < share <= 1:
+        raise ValueError(
+            f"{budget!r} is no share of the device's memory and no whole number of bytes: give a "
+            "share above 0% and up to 100%, for example 80%, or bytes, for example 6GB"
+        )
+    return share
+
+
+def parse_bytes(text: str | int | float, *, also: str = "") -> int:
     """Return the number of bytes that ``text`` names.
 
     Args:
-        text: An ``int`` (bytes) or text such as ``"6GB"``, ``"512 MiB"`` or ``"1073741824"``.
+        text: A whole number (bytes) or text such as ``"6GB"``, ``"512 MiB"`` or ``"1073741824"``.
+        also: What the message adds to what may be given, where there is more than bytes.
 
     Raises:
         ValueError: If ``text`` is not a positive number of bytes; the message says what is.
     """
-    if isinstance(text, bool) or not isinstance(text, int | str):
-        raise ValueError(f"{text!r} is not a number of bytes: give {BYTES_HELP}")
-    if isinstance(text, int):
-        value = text
-    else:
+    given = f"give {BYTES_HELP}{also}"
+    if isinstance(text, str):
         match = _BYTES.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"{text!r} is not a number of bytes: give {BYTES_HELP}")
+            raise ValueError(f"{text!r} is not a number of bytes: {given}")
         value = int(Decimal(match["number"]) * _FACTORS[match["prefix"].upper()])
+    elif isinstance(text, bool) or not isinstance(text, int | float):
+        raise ValueError(f"{text!r} is not a number of bytes: {given}")
+    elif text != (value := int(text) if math.isfinite(text) else 0):
+        raise ValueError(f"{text!r} is not a whole number of bytes: {given}")
     if value >= 1 << 63:
-        raise ValueError(f"{text!r} is more bytes than any machine has: give {BYTES_HELP}")
+        raise ValueError(f"{text!r} is more bytes than any machine has: {given}")
     if value <= 0:
-        raise ValueError(f"{text!r} is not a positive number of bytes: give {BYTES_HELP}")
+        raise ValueError(f"{text!r} is not a positive number of bytes: {given}")
     return value
 
 

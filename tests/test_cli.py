@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mimose.devices.sim.gpus import load_gpu
 from mimose_bench import cli
 from mimose_bench.experiments.records import RunWriter
 from mimose_bench.experiments.schema import SCHEMA_VERSION
@@ -211,11 +212,28 @@ def test_a_budget_that_is_none_is_one_sentence(call, budget):
         (["--flops", "maybe"], "--flops must be auto, on or off"),
         (["--plan-size", "64"], "--plan-size is for planners that plan once"),
         (["--fresh-plan", "--planner", "baseline"], "--fresh-plan is for planners that plan once"),
+        (["--budget", "80 percent"], "for example 80%"),
+        (["--budget", "101%"], "up to 100%"),
+        (["--budget", "80%", "--device", "sim:v1000"], "v100"),
+        (["--budget", "100%", "--device", "sim:v100"], "has for PyTorch: give a smaller budget"),
+        (["--task", "qa-brt"], "did you mean 'qa-bert'?"),
+        (["--optimizer", "what"], "there is no optimizer called 'what'"),
+        (["--task-option", "what=1"], "drop what=1"),
+        (["--data", "nowhere.json"], "there is no data file nowhere.json"),
+        (["--scale", "tiny", "--data", "synthetic", "--weights", "nowhere"], "nowhere"),
+        (["--planner", "rotor", "--scale", "tiny", "--plan-size", "999"], "--plan-size 999: "),
+        (["--planner", "sqrt-n", "--scale", "tiny", "--segments", "99"], "from 1 to 4"),
     ],
 )
 def test_a_wrong_option_of_run_is_one_sentence(call, options, expected, tmp_path):
     assert expected in one_sentence(*call("run", "--out", tmp_path, *options))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_may_be_a_share_of_the_devices_memory():
+    assert cli._budget("none", "nowhere") is None
+    assert cli._budget("50%", "sim:v100") == load_gpu("v100").memory_bytes // 2
+    assert 0 < cli._budget("50%", "cpu") < cli._budget("100%", "cpu")
 
 
 @pytest.mark.parametrize("lengths", ["", "12,x", "0"])

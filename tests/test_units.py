@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mimose.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, parse_bytes
+from mimose.units import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    format_bytes,
+    format_seconds,
+    parse_budget,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,9 +29,10 @@ from mimose.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, parse
         ("512B", 512),
         (" 7. MB ", 7 * MIB),
         (4096, 4096),
+        (6e9, 6_000_000_000),
     ],
 )
-def test_reads_bytes(text: str | int, value: int) -> None:
+def test_reads_bytes(text: str | int | float, value: int) -> None:
     assert parse_bytes(text) == value
 
 
@@ -32,10 +42,32 @@ def test_what_is_not_bytes_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize("value", [True, 1.5, None])
+@pytest.mark.parametrize("value", [True, 1.5, None, float("nan"), float("inf")])
 def test_other_types_are_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="is not a number of bytes: give"):
+    with pytest.raises(ValueError, match=r"is not a (whole )?number of bytes: give"):
         parse_bytes(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [("80%", 800), (" 12.5 %", 125), ("100%", 1000), (0.8, 800), (1.0, 1000), (6e9, 6 * 10**9)],
+)
+def test_a_budget_may_be_a_share(given: str | float, value: int) -> None:
+    assert parse_budget(given, lambda: 1000) == value
+
+
+def test_bytes_do_not_ask_for_the_memory() -> None:
+    assert parse_budget("6GB", lambda: pytest.fail("asked")) == 6 * GIB
+
+
+@pytest.mark.parametrize(
+    "given", ["80 percent", "6 gigs", "0.8", "0%", "101%", "%", 0.0, -0.5, 1.5, float("nan"), True]
+)
+def test_what_is_no_budget_is_told_of_shares_too(given: str | float) -> None:
+    with pytest.raises(ValueError, match=r"example 80%") as error:
+        parse_budget(given, lambda: 1000)
+    assert "number of bytes" in str(error.value)
+    assert "6GB" in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["0", "0GB", 0, -1, "0.0001"])

@@ -21,7 +21,9 @@ class Planner(Protocol):
             recomputed. False for the baseline: its out-of-memory is the result.
 
     A planner with an attribute ``needs_blocks`` that is False is taken for models without blocks,
-    too.
+    too. One with a method ``ran_out(record, measuring=...)`` is told of steps for which the budget
+    had no room in their forward or backward pass, which :meth:`observe` never sees; ``measuring``
+    says whether the collector's own forward passes may have been what was too much.
     """
 
     name: ClassVar[str]

@@ -20,6 +20,7 @@ from torch import nn
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 _SHOWN = 3
+_FLAG = "gradient_checkpointing"
 # What a chaining container may own beside its list: whatever only changes the shape between lists.
 _GLUE = re.compile(r"down_?sampl|pool|embed|merg|identity|drop", re.I)
 
@@ -52,7 +53,7 @@ def find_blocks(
         ValueError: If there are no blocks although some are required, a name matches nothing,
             blocks lie within one another, or the model's own gradient checkpointing is on.
     """
-    _refuse_own_checkpointing(model)
+    OwnCheckpointing(model).refuse(model, attached=False)
     if blocks is not None:
         found = _named(model, blocks)
     else:
@@ -66,16 +67,44 @@ def find_blocks(
     return found
 
 
-def _refuse_own_checkpointing(model: nn.Module) -> None:
-    # Recent versions of transformers call it by its other name and warn at the old one.
-    names = ("activation_checkpointing_disable", "gradient_checkpointing_disable")
-    switch = names[0] if hasattr(model, names[0]) else names[1]
-    for name, module in model.named_modules():
-        if getattr(module, "gradient_checkpointing", False) is True:
-            raise ValueError(
-                f"gradient checkpointing is already on in {name or type(model).__name__}: turn it "
-                f"off with model.{switch}() before attaching"
-            )
+class OwnCheckpointing:
+    """Looks whether a model's own gradient checkpointing is on, which recomputes all once more.
+
+    Hugging Face's models have a switch for it, a flag in each module that heeds it.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._flagged = [m for m in model.modules() if hasattr(m, _FLAG)]
+
+    def refuse(self, model: nn.Module, *, attached: bool) -> None:
+        """Refuse a model whose own checkpointing is on.
+
+        Args:
+            model: The model.
+            attached: Whether it was turned on since the model was attached.
+
+        Raises:
+            ValueError: If it is on.
+        """
+        for module in self._flagged:
+            if getattr(module, _FLAG, False) is True:
+                name = next((n for n, m in model.named_modules() if m is module), "")
+                # Recent versions of transformers call it by its other name and warn at the old one.
+                switch = "activation_checkpointing_disable"
+                if not hasattr(model, switch):
+                    switch = "gradient_checkpointing_disable"
+                where = name or type(model).__name__
+                raise ValueError(
+                    f"gradient checkpointing was turned on in {where} after attaching, and would "
+                    f"run everything a third time: turn it off with model.{switch}(), and leave it "
+                    "out of any TrainingArguments"
+                    if attached
+                    else f"gradient checkpointing is already on in {where}: turn it off with "
+                    f"model.{switch}() before attaching"
+                )
 
 
 def _refuse_nested(found: Sequence[BlockModule]) -> None:

@@ -108,7 +108,7 @@ class Executor:
         self._takes_use_cache = "use_cache" in inspect.signature(model.forward).parameters
         self._switch = Switch()
         self._wrappers = [
-            BlockForward(b.module, self._switch, i, b.name, StepState(b.module, b.name))
+            BlockForward(b.module, self._switch, i, b.name, StepState(b.module, b.name, device))
             for i, b in enumerate(blocks)
         ]
         for wrapper in self._wrappers:

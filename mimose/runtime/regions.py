@@ -25,18 +25,11 @@ def run_block(
     block: int,
     again: bool,
     snapshots: dict[int, Snapshot],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Run one block's plain forward, for the first time or again, model state kept right."""
-    state = wrapper.state
-    if state.stateless:
-        return wrapper.inner(*args, **kwargs)
-    if again:
-        with state.rerun(snapshots.get(block)):
-            return wrapper.inner(*args, **kwargs)
-    with state.first_run(snapshots, block):
-        return wrapper.inner(*args, **kwargs)
+    return wrapper.state.run(wrapper.inner, snapshots, block, again, args, kwargs)
 
 
 class OpenRegion:

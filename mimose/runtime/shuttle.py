@@ -29,7 +29,7 @@ from mimose.runtime.checkpointing import active_checkpoint
 from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.ledger import OUTSIDE, Ledger
-from mimose.runtime.rerun import put_back
+from mimose.runtime.rerun import Snapshot
 from mimose.runtime.storages import (
     Saved,
     alive,
@@ -223,7 +223,7 @@ class Collector:
         sample = self._samples[key] = self._last = _Sample(begin.allocated - self._base)
         inputs = list(tensors_in((args, kwargs)))
         versions = [t._version for t in inputs]
-        snapshot = [] if rerun is None else wrapper.state.snapshot()
+        snapshot = Snapshot() if rerun is None else wrapper.state.snapshot(args, kwargs)
         random = device.rng_state()
         outer = active_checkpoint()
         sample.inside_checkpoint = outer is not None
@@ -233,9 +233,6 @@ class Collector:
         ledger.begin(("forward", key))
         saved: Saved = {}
         captured = Captured()
-        own = args, kwargs
-        # Containers of its own: a block that appends to a list of the caller's does so once.
-        args, kwargs = pytree.tree_map(lambda leaf: leaf, own)
         # Within someone's checkpoint nothing is saved, and hooks on top would hide it.
         with listing(saved) if outer is None else nullcontext():
             if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
@@ -263,13 +260,13 @@ class Collector:
             self.keep_only.add(key)
             rerun = None
         if rerun is not None:
-            sample.unsaved = self._unsaved(own, saved)
             del result
             captured.drop()
             device.set_rng_state(random)
-            del args, kwargs
-            put_back(snapshot)
+            snapshot.put_back()
             snapshot.clear()
+            sample.unsaved = self._unsaved((args, kwargs), saved)
+            del args, kwargs
             before_plain, low = low, device.mark().allocated
             casts = cast_sizes(wrapper.module, device.torch_device.type)
             sample.copy_bytes = min(

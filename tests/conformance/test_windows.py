@@ -125,7 +125,7 @@ def test_the_whole_window_is_run_again(undisturbed, place, planner):
 
 def test_a_micro_batch_alone_is_not_run_again_and_the_text_says_what_would_be(undisturbed):
     model = build()
-    with mimose.attach(model, None, "full") as handle:
+    with mimose.attach(model, None) as handle:  # Keeps everything: there is more to recompute.
         Injected(model, "backward")
 
         def one_by_one():
@@ -140,7 +140,7 @@ def test_a_micro_batch_alone_is_not_run_again_and_the_text_says_what_would_be(un
     assert len(caught.value.args) == 1
     assert text.startswith("injected Now ")
     assert "are reserved. The largest free block is " in text
-    assert "The plan was: recompute each 0-3." in text
+    assert "The plan was: keep 0-3." in text
 
 
 @pytest.mark.parametrize("inside", [False, True])

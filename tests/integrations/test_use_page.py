@@ -80,5 +80,8 @@ def test_a_section_runs(generated, example, title, tmp_path, monkeypatch, capsys
                 thing.detach()
         if together:
             torch.distributed.destroy_process_group()
+    if title == "How much slower am I":
+        used = int(re.search(r"(\d+) of 40 batches were used", capsys.readouterr().out)[1])
+        assert 20 <= used <= 30  # But for the first ten, and a few more that measured.
     if title == "It still runs out of memory":
         assert re.search(r"longest input that fits: \d+", capsys.readouterr().out)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from mimose.costs import Infeasible
 from mimose.plan import Plan
 from mimose.planners.bound import Bound, recomputable, recompute_all
 from mimose.planners.mimose import authors, entries
@@ -16,8 +17,9 @@ from mimose.planners.mimose.cache import Entry, least_of, round_up
 from mimose.planners.mimose.drift import Drift
 from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.knowledge import Knowledge
+from mimose.planners.mimose.ran_out import RanOut
 from mimose.planners.mimose.reserve import Need, Reserve
-from mimose.planners.mimose.scheduler import check_feasible
+from mimose.planners.mimose.scheduler import check_feasible, refuse_again
 from mimose.planners.mimose.storages import Packed
 from mimose.planners.mimose.worth import warn_if_useless
 from mimose.planners.options import byte_count, whole_number
@@ -124,6 +126,7 @@ class Mimose(Bound):
         self._reserve: Reserve | None = None
         self._reserve_state: Mapping[str, Any] | None = None
         self._drift = Drift()
+        self._unfit, self._unmeasurable = RanOut(), RanOut()
         self._pending: _Pending | None = None
         self._warned = False
         self._weighed = False
@@ -145,6 +148,12 @@ class Mimose(Bound):
         self._candidates = recomputable(info)
         if previous is None or previous.budget_bytes != info.budget_bytes:
             self._reserve = None if info.budget_bytes is None else self._new_reserve(info)
+        if previous is not None and (previous.budget_bytes, previous.block_names) != (
+            info.budget_bytes,
+            info.block_names,
+        ):
+            self._unfit.forget()
+            self._unmeasurable.forget()
         for known in self._known.values():
             known.forget_fits()
 
@@ -152,7 +161,8 @@ class Mimose(Bound):
         """Return what to recompute in a step of this size.
 
         Raises:
-            Infeasible: If the step does not fit even with every block recomputed.
+            Infeasible: If the step does not fit even with every block recomputed, by prediction or
+                because a step no larger has run out of memory that way.
         """
         started = time.perf_counter()
         info, reserve = self.info, self._reserve
@@ -161,12 +171,15 @@ class Mimose(Bound):
             return Decision(Plan.keep_all(info.num_blocks))
         reserve.align(situation.reserved_bytes)
         known = self._known.get(situation.signature)
+        failed = self._unfit.before(size, situation)
+        if failed is not None:
+            raise self._refused(size, failed, situation, known, reserve)
         if known is not None and known.attempts >= MOST_SHELTERED and not known.has_samples:
             # Nothing can be measured in this loop: the safest plan, without measuring any more.
             self._warn_blind()
             return Decision(recompute_all(info), "responsive")
         if known is None or not known.has_samples or known.block_names != info.block_names:
-            if known is not None and size in known.unmeasurable:
+            if not self._can_measure(size, situation, known):
                 return Decision(recompute_all(info), "responsive")
             return Decision(recompute_all(info), "sheltered", collect=True)
         if not self._learned(known):
@@ -190,17 +203,21 @@ class Mimose(Bound):
         reserve = self._reserve
         if reserve is None:
             raise ValueError("without a budget every length fits: attach with a budget")
-        known = self._known.get(situation.signature)
-        estimator = None
-        if known is not None and known.has_samples and known.block_names == self.info.block_names:
-            estimator = known.estimator(situation.grads_resident, self.info)
-        if estimator is None or not _tells(estimator):
+        estimator = self._telling(situation, self._known.get(situation.signature))
+        if estimator is None:
             raise ValueError(
                 "which length fits is not known yet, since it takes three different ones to tell: "
                 "ask again after some more steps"
             )
         reserve.align(situation.reserved_bytes)
         return self._longest(size, situation, estimator, reserve)
+
+    def _telling(self, situation: Situation, known: Knowledge | None) -> Estimator | None:
+        """Return an estimator that can say what a size beyond its samples takes, or None."""
+        if known is None or not known.has_samples or known.block_names != self.info.block_names:
+            return None
+        estimator = known.estimator(situation.grads_resident, self.info)
+        return estimator if _tells(estimator) else None
 
     def _longest(
         self,
@@ -214,6 +231,8 @@ class Mimose(Bound):
 
         def fits(length: int) -> bool:
             tried = (size[0], length, *size[2:])
+            if self._unfit.before(tried, situation) is not None:
+                return False
             step_bytes, packed = self._sheltered_bytes(tried, situation, estimator, plan)
             peak = situation.resident_bytes + self._inflated(step_bytes)
             lost = 0 if length <= seen else packed.waste_bytes + reserve.margin_bytes
@@ -256,6 +275,30 @@ class Mimose(Bound):
             exact = pending.exact_size and record.optimizer_seconds != 0.0
             self._drift.observe(pending.step_bytes, measured, resident, exact_size=exact)
         return _OBSERVED + Work(updates=learned) if learned else _OBSERVED
+
+    def ran_out(self, record: StepRecord, *, measuring: bool) -> None:
+        """Take note of a step that ran out of memory and was not rescued.
+
+        If it recomputed all that it could, no step of its size or larger is run again. The
+        authors' variant remembers nothing, as their code does not.
+
+        Args:
+            record: The step.
+            measuring: Whether the collector's own forward passes may have been too much. Then such
+                sizes are not measured again, and run without.
+        """
+        plan = record.plan
+        if self.variant != "printed" or not isinstance(plan, Plan):
+            return
+        if measuring:
+            self._unmeasurable.note(record.size, record.situation)
+        elif plan.recomputed >= frozenset(recomputable(self.info)):
+            self._unfit.note(record.size, record.situation)
+
+    def _can_measure(self, size: Size, situation: Situation, known: Knowledge | None) -> bool:
+        if known is not None and size in known.unmeasurable:
+            return False
+        return self._unmeasurable.before(size, situation) is None
 
     def _waste(self, record: StepRecord, known: Knowledge) -> int:
         """Return the bytes that a step lost to packing, by what it has taught; 0 if unknown."""
@@ -338,7 +381,7 @@ class Mimose(Bound):
         greatest = estimator.fitted_range[1]
         if shapes_seen and all(x <= _REACH * g for x, g in zip(size, greatest)):
             self._check_feasible(size, peak, packed, situation, known, reserve)
-        collect = size not in known.unmeasurable
+        collect = self._can_measure(size, situation, known)
         decision = Decision(
             plan,
             "sheltered" if collect else "responsive",
@@ -520,13 +563,42 @@ class Mimose(Bound):
         """Refuse a step that cannot fit, and name a budget and a length that would do."""
         if peak <= reserve.budget_bytes:
             return
+        estimator = known.estimator(situation.grads_resident, self.info)
+        check_feasible(
+            size,
+            peak,
+            self._lost(peak, packed, reserve),
+            reserve.budget_bytes,
+            self._longest(size, situation, estimator, reserve),
+            resident_bytes=situation.resident_bytes,
+            given_bytes=reserve.given_bytes,
+        )
+
+    def _lost(self, peak: int, packed: Packed, reserve: Reserve) -> int:
+        """Return what is lost to packing, and the margin, under a budget that is large enough."""
         # The margin starts larger under a larger budget: an eighth of it at most.
         need = peak + packed.waste_bytes
         larger = self._new_reserve(replace(self.info, budget_bytes=need + need // 7))
-        margin = max(reserve.margin_bytes, larger.margin_bytes)
-        estimator = known.estimator(situation.grads_resident, self.info)
-        longest = self._longest(size, situation, estimator, reserve)
-        check_feasible(size, peak, packed.waste_bytes + margin, reserve.budget_bytes, longest)
+        return packed.waste_bytes + max(reserve.margin_bytes, larger.margin_bytes)
+
+    def _refused(
+        self,
+        size: Size,
+        failed: Size,
+        situation: Situation,
+        known: Knowledge | None,
+        reserve: Reserve,
+    ) -> Infeasible:
+        """Return what to raise for a size that would run out of memory as ``failed`` did."""
+        least, longest = reserve.given_bytes + 1, None
+        estimator = self._telling(situation, known)
+        if estimator is not None:
+            plan = recompute_all(self.info)
+            step_bytes, packed = self._sheltered_bytes(size, situation, estimator, plan)
+            peak = situation.resident_bytes + self._inflated(step_bytes)
+            least = max(least, peak + self._lost(peak, packed, reserve))
+            longest = self._longest(size, situation, estimator, reserve)
+        return refuse_again(size, failed, reserve.given_bytes, least, longest)
 
     def _terms(self, reserve: Reserve) -> entries.Terms:
         return entries.Terms(

@@ -88,6 +88,11 @@ class Reserve:
         self.budget_bytes = max(self._given - unusable, 1)
 
     @property
+    def given_bytes(self) -> int:
+        """The budget as it was given."""
+        return self._given
+
+    @property
     def margin_bytes(self) -> int:
         """Bytes to leave between what a step is planned to need and the budget.
 

@@ -16,6 +16,7 @@ from mimose.plan import Plan
 from mimose.planners.mimose.storages import Packed, Packing
 from mimose.records import ModelInfo, Situation, Size
 from mimose.solvers import greedy
+from mimose.solvers.packing import SMALL_SEGMENT
 from mimose.units import format_bytes
 
 Pick = Callable[[Sequence[int], int, Sequence[int]], list[int]]
@@ -83,7 +84,14 @@ def schedule(
 
 
 def check_feasible(
-    size: Size, peak_bytes: int, lost_bytes: int, budget_bytes: int, longest: int | None = None
+    size: Size,
+    peak_bytes: int,
+    lost_bytes: int,
+    budget_bytes: int,
+    longest: int | None = None,
+    *,
+    resident_bytes: int = 0,
+    given_bytes: int | None = None,
 ) -> None:
     """Refuse a step whose least peak exceeds the budget.
 
@@ -94,8 +102,10 @@ def check_feasible(
         size: The step's size.
         peak_bytes: Its predicted peak with every block recomputed.
         lost_bytes: What is lost to packing, and the margin.
-        budget_bytes: The budget.
+        budget_bytes: The budget, as far as it can be reserved.
         longest: The greatest first length that would fit with this batch, where that is known.
+        resident_bytes: The part of ``peak_bytes`` that is allocated before the step.
+        given_bytes: The budget as it was given; by default ``budget_bytes``.
 
     Raises:
         Infeasible: If ``peak_bytes`` is more than ``budget_bytes``.
@@ -103,12 +113,58 @@ def check_feasible(
     if peak_bytes <= budget_bytes:
         return
     least = peak_bytes + lost_bytes
-    advice = "give a larger budget or a smaller batch"
-    if longest is not None and 0 < longest < size[1]:
-        advice += f", or cut lengths to {longest}, which would fit"
+    given = budget_bytes if given_bytes is None else given_bytes
+    in_use = (
+        f"{format_bytes(resident_bytes)} are in use before it (parameters, gradients and optimizer "
+        "state that are there, and the batch)"
+    )
+    enough = f"{format_bytes(least, up=True)}, which leaves room for fragmentation"
+    if resident_bytes >= budget_bytes:
+        raise Infeasible(
+            f"no mini-batch fits the budget of {format_bytes(given)}: {in_use}, and the allocator "
+            f"takes {format_bytes(SMALL_SEGMENT)} or more at a time; for one of size "
+            f"{_shown(size)} give {enough}, or use a smaller model",
+            least,
+        )
+    step = format_bytes(peak_bytes - resident_bytes)
+    usable = ""
+    if peak_bytes <= given:
+        usable = f", of which {format_bytes(budget_bytes)} can be reserved in whole segments"
     raise Infeasible(
-        f"a mini-batch of size {' x '.join(map(str, size))} needs {format_bytes(least, up=True)} "
-        f"even with every block recomputed, and the budget is {format_bytes(budget_bytes)}: "
-        + advice,
+        f"a mini-batch of size {_shown(size)} needs {format_bytes(peak_bytes, up=True)} even with "
+        f"every block recomputed: {in_use}, and {step} more in it. The budget is "
+        f"{format_bytes(given)}{usable}: give one of {enough}, or a smaller batch"
+        + _cut(size, longest),
         least,
     )
+
+
+def refuse_again(
+    size: Size, failed: Size, given_bytes: int, least_bytes: int, longest: int | None
+) -> Infeasible:
+    """Return what is raised for a size of which it is known that it runs out of memory.
+
+    Args:
+        size: The step's size.
+        failed: The size that ran out of memory.
+        given_bytes: The budget as it was given.
+        least_bytes: A budget that would do, as far as is known.
+        longest: As for :func:`check_feasible`.
+    """
+    other = "it" if failed == size else f"one of {_shown(failed)}"
+    return Infeasible(
+        f"a mini-batch of size {_shown(size)} is not run, since {other} ran out of memory before "
+        f"with every block recomputed; the budget is {format_bytes(given_bytes)}: give a larger "
+        "one or a smaller batch" + _cut(size, longest),
+        least_bytes,
+    )
+
+
+def _shown(size: Size) -> str:
+    return " x ".join(map(str, size))
+
+
+def _cut(size: Size, longest: int | None) -> str:
+    if longest is None or not 0 < longest < size[1]:
+        return ""
+    return f", or cut lengths to {longest}, which would fit"
