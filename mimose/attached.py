@@ -58,10 +58,11 @@ def check_cpu_free() -> None:
         gc.collect()  # A model and its handle refer to each other.
     others = _on_cpu()
     if others:
-        names = ", ".join(repr(handle) for handle in others)
+        names = " and ".join(repr(handle) for handle in others)
         raise ValueError(
             "another model is attached on the cpu, whose memory can be counted for one at a "
-            f"time: call detach() on its handle, {names}, or mimose.detach_all() if that is lost"
+            f"time: call detach() on its handle first, {names}, or mimose.detach_all() if that is "
+            "lost"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -43,6 +44,31 @@ def _check_model(model: Any) -> None:
 def is_compiled_whole(model: torch.nn.Module) -> bool:
     """Whether ``model`` is what ``torch.compile`` returned, or was compiled in place."""
     return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+
+
+def check_arguments(blocks: Any, size: Any) -> None:
+    """Refuse arguments of another kind than what is to be done with them takes.
+
+    Args:
+        blocks: Names of modules, or None.
+        size: A function, or None.
+
+    Raises:
+        ValueError: If one is neither.
+    """
+    if size is not None and not callable(size):
+        raise ValueError(
+            f"size is a function of the forward pass's (args, kwargs), not {size!r}: for example "
+            "size=lambda args, kwargs: tuple(args[0].shape)"
+        )
+    if blocks is None or isinstance(blocks, str):
+        return
+    for name in blocks if isinstance(blocks, Collection) else [blocks]:
+        if not isinstance(name, str):
+            raise ValueError(
+                f"blocks is a list of modules' names, which {name!r} is not: for example "
+                "blocks=['encoder.layers.*']"
+            )
 
 
 def chosen_planner(planner: Any, options: dict[str, Any]) -> Planner:

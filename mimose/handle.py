@@ -22,7 +22,14 @@ from torch.optim.optimizer import (
 
 from mimose import attached
 from mimose.asking import Asked
-from mimose.attaching import budget_bytes, check_size, checked_model, chosen_planner, open_for
+from mimose.attaching import (
+    budget_bytes,
+    check_arguments,
+    check_size,
+    checked_model,
+    chosen_planner,
+    open_for,
+)
 from mimose.attempts import Attempt, attempts, explain
 from mimose.devices.base import Device
 from mimose.distributed.agreeing import check_sync
@@ -31,6 +38,7 @@ from mimose.distributed.wrapping import num_bytes
 from mimose.eviction import Eviction
 from mimose.plan import Plan
 from mimose.planners.base import Planner
+from mimose.planners.evicting import Evicting
 from mimose.profiling import Profiled
 from mimose.records import (
     NO_WORK,
@@ -88,7 +96,7 @@ def attach(
         enforce: Whether to make exceeding the budget fail. Off by default, since the limit that
             PyTorch offers is process-wide and would hit evaluation, too.
         size: Returns the batch's size from the forward pass's ``(args, kwargs)``; by default it is
-            read from the shapes of the usual inputs.
+            read from the shapes of the usual inputs, see :mod:`mimose.runtime.sizes`.
         sync: In several processes, None for each to plan for its own batch, or ``"max"`` for all
             of them to recompute what any has to: they agree in every forward pass, so all must
             make equally many.
@@ -104,6 +112,7 @@ def attach(
     """
     given, model = model, checked_model(model)
     check_sync(sync)
+    check_arguments(blocks, size)
     attached.check_free(model)
     chosen = chosen_planner(planner, options)
     found = find_blocks(model, blocks, required=getattr(chosen, "needs_blocks", True))
@@ -160,7 +169,7 @@ class Handle(Asked, Profiled):
         # A planner that tells which length fits plans by size.
         by_size = budget_bytes is not None and hasattr(planner, "longest")
         self._alike = Alike(budget_bytes) if by_size else None
-        self._sized = False
+        self._sized = self._called = False
         self._owns_device = owns_device
         self._enforced = enforced
         self._together = together
@@ -183,6 +192,7 @@ class Handle(Asked, Profiled):
             budget_bytes=budget_bytes,
             on_out_of_memory=self._notice,
         )
+        self._executor.takes_transforms = isinstance(planner, Evicting)
         self._version = -1
         try:
             self._bind()
@@ -219,6 +229,7 @@ class Handle(Asked, Profiled):
         if self._step is not None:
             self.end()
         self._own_checkpointing.refuse(self.model, attached=True)
+        self._called = True
         self._together.before_step()
         if self._optimizer_ready is None:
             self._optimizer_ready = with_state(self._parameters)
@@ -567,6 +578,7 @@ class Handle(Asked, Profiled):
     def _on_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         size = self._size(args, kwargs)
         if isinstance(size, tuple) and 0 in size:
+            self._called = True
             # Without data there are no activations: the pass runs as it is, in no step.
             self.end()
             self._together.abstain()
@@ -606,6 +618,10 @@ class Handle(Asked, Profiled):
         if self._attempt is not None and self._owns(optimizer):
             self._attempt.stepped = True
         if step is not None and step.backward_done is None and self._owns(optimizer):
+            if self._executor.evictions.active and torch._C._current_graph_task_id() != -1:
+                # An optimizer that steps within backward: what follows may need what was evicted,
+                # so that the policy stays in force until the next step begins.
+                return
             self._executor.evictions.stop()
             step.backward_done = self.device.now()
             self.device.mark()
@@ -614,6 +630,9 @@ class Handle(Asked, Profiled):
         if not self._owns(optimizer):
             return
         self._optimizer_ready = True
+        if not self._called and any(p.grad is not None for p in self._parameters):
+            self._called = True
+            self._executor.warn_unplanned()
         if self._step is not None:
             self._step.optimized = self.device.now()
 

@@ -7,6 +7,7 @@ one: the model's class, its blocks, the shapes and types of its parameters, and 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,8 @@ def check_state(handle: Handle, state: Mapping[str, Any]) -> None:
     for what, described in _DIFFERENCES.items():
         if then.get(what) != now[what]:
             raise ValueError(
-                f"this state belongs to a model with {described}: it was "
-                f"{_short(then.get(what))} and is {_short(now[what])}; load the state that was "
+                f"this state belongs to a model with {described}"
+                f"{_told(_short(then.get(what)), _short(now[what]))}; load the state that was "
                 "saved with this model, or give strict=False to learn anew"
             )
 
@@ -79,14 +80,23 @@ def _identity(model: torch.nn.Module, blocks: Iterable[str]) -> dict[str, Any]:
     }
 
 
+_DIGEST = re.compile(r"(, )?[0-9a-f]{16}$")
+
+
 def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256(",".join(parts).encode()).hexdigest()[:16]
+
+
+def _told(then: str, now: str) -> str:
+    """Return what differs, if that can be read: digests cannot."""
+    return "" if then == now else f": it was {then} and is {now}"
 
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
         return _listed([str(v) for v in value])
-    return str(value)
+    # What is in front of a digest.
+    return _DIGEST.sub("", str(value))
 
 
 def _listed(names: list[str]) -> str:

@@ -152,9 +152,10 @@ def _errors(part: _Part) -> str:
     def off(errors: list[float]) -> str:
         return f"off by {median(errors):.2%} in the median, {max(errors):.2%} at most"
 
-    planned = [off(part.errors)] if part.errors else []
-    learning = [f"in sheltered steps, which learn it, {off(part.sheltered_errors)}"]
-    return "; ".join(planned + (learning if part.sheltered_errors else []))
+    said = [off(part.errors)] if part.errors else []
+    if part.sheltered_errors:
+        said.append(f"in sheltered steps, which learn it, {off(part.sheltered_errors)}")
+    return "; ".join(said)
 
 
 def _kinds(part: _Part) -> str:

@@ -22,16 +22,9 @@ BEGIN, END = "<!-- made by scripts/choosing.py -->", "<!-- end -->"
 
 _TASKS = ("QA-Bert", "MC-Roberta")
 _RELATIVE = "{}: time relative to plain training by budget"
-_HEADERS = (
-    "planner",
-    "what it does",
-    "sees the longest batch first",
-    "lengths that change",
-    "keeps the budget at the longest",
-    "solving",
-    "cannot do",
-    "costs",
-)
+_NEEDS = ("planner", "what it does", "sees the longest batch first", "cannot do")
+_KEEPS_TO = ("planner", "lengths that change", "keeps the budget at the longest")
+_COSTS = ("planner", "solving", "costs beside what it recomputes")
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Choice:
     costs: str = ""
 
 
-_NO_BLOCKS = "models without repeated blocks, unless you name some"
+_NO_BLOCKS = "models without repeated blocks, unless named"
 _ONE_PLAN = "one plan for all: short batches pay as well"
 _KEEPS = "by prediction, or says the least budget that would do"
 _SCAN = "one pass over the blocks a candidate"
@@ -208,14 +201,27 @@ def _paid(against: str) -> str:
     return f"{min(counts)} to {max(counts)}"
 
 
-def facts() -> Iterator[str]:
-    """Yield the lines of the table of what planners do."""
+def needs() -> Iterator[str]:
+    """Yield the lines of the table of what planners do and what they need."""
+    yield from _lines(_NEEDS, [(f"`{n}`", c.does, c.first, c.cannot) for n, c in CHOICES.items()])
+
+
+def keeping() -> Iterator[str]:
+    """Yield the lines of the table of what lengths and budget mean to planners, alike ones once."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, choice in CHOICES.items():
+        alike.setdefault((choice.lengths, choice.keeps), []).append(f"`{name}`")
+    yield from _lines(_KEEPS_TO, [(", ".join(names), *said) for said, names in alike.items()])
+
+
+def costs() -> Iterator[str]:
+    """Yield the lines of the table of what planners cost, alike ones once."""
     known = figures()
-    rows = [
-        (f"`{name}`", c.does, c.first, c.lengths, c.keeps, c.solving, c.cannot, c.costs)
-        for name, c in CHOICES.items()
-    ]
-    yield from _lines(_HEADERS, [[cell.format(**known) for cell in row] for row in rows])
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, choice in CHOICES.items():
+        said = tuple(cell.format(**known) for cell in (choice.solving, choice.costs))
+        alike.setdefault(said, []).append(f"`{name}`")
+    yield from _lines(_COSTS, [(", ".join(names), *said) for said, names in alike.items()])
 
 
 def times() -> Iterator[str]:
@@ -263,7 +269,17 @@ def block() -> str:
     """Return all that stands between the two marks."""
     static, delta, table3 = load("static"), load("delta"), load("table3")
     parts = [
-        *facts(),
+        "**What each does and needs:**",
+        "",
+        *needs(),
+        "",
+        "**Lengths and the budget:**",
+        "",
+        *keeping(),
+        "",
+        "**Solving and other costs**, what recomputing itself takes left out:",
+        "",
+        *costs(),
         "",
         f"Figures in it, unless it says so: {table3['device_label']}, QA-Bert at 6 GB (planning, "
         "as counted work at prices measured on cpu; first steps), QA-Bert and MC-Roberta at 4 to "

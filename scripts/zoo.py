@@ -43,11 +43,13 @@ on. Every figure is {label} (torch {torch}), where memory is counted to the byte
 `python scripts/zoo.py` writes this page, `tests/zoo` holds the architectures, and `make test-all`
 tests them.
 
-- **budget**: as a share of what unattached training reserves at its peak.
+- **budget**: as a share of what unattached training reserves at its peak. It bounds reserved
+  bytes and is enforced: a step that would reserve more runs out of memory.
 - **recomputing steps**: of those that were planned from what sheltered steps had shown; of the last
   {responsive} steps some measure again.
 - **recomputed blocks**: share of all blocks, over those steps.
-- **peak**: highest allocated bytes, sheltered steps included, as a share of the unattached ones.
+- **peak**: highest allocated bytes, sheltered steps included, as a share of the unattached ones;
+  not a share of the budget, which bounds reserved bytes, and those are more.
 - **prediction**: predicted peak against the measured one, lowest and highest of those steps.
 - **equal**: losses, gradients of every step, parameters, buffers and the random state at the end,
   bit by bit; and, after `detach()` and one more step, classes, hooks, attributes and settings.
@@ -138,8 +140,10 @@ def main() -> None:
         label=label,
         responsive=RESPONSIVE,
         summary=(
-            f"Of {len(CASES)} architectures {equal} train exactly as without, and {kept} keep to "
-            f"the budget in every step.\nOf {exact} every peak was predicted within {EXACT:.0%}."
+            f"Of {len(CASES)} architectures {equal} train exactly as without, and {kept} keep "
+            "reserved bytes to the budget in every\nstep: none ran out of memory, ran again or had "
+            "the allocator hand memory back.\n"
+            f"Of {exact} every peak was predicted within {EXACT:.0%}."
         ),
         table=table,
         notes=NOTES.format(exact=EXACT),

@@ -21,6 +21,8 @@ PAGES = [
     "docs/sweep.md",
     "docs/tasks.md",
     "docs/use.md",
+    "docs/zoo.md",
+    "examples/README.md",
 ]
 COMMANDS = [
     (page, line.strip())
@@ -49,7 +51,23 @@ def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     links = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
     for target in links:
-        assert ((ROOT / page).parent / target).exists(), target
+        name, _, heading = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.M)
+            assert heading in [re.sub(r"[^\w-]", "", t.lower().replace(" ", "-")) for t in titles]
+
+
+def test_every_page_and_example_is_linked():
+    def links(page):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        return set(re.findall(r"\]\(([^)#]+)[^)]*\)", text))
+
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= links("README.md")
+    programs = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert programs <= links("examples/README.md")
+    assert "cases.md" in links("docs/use.md")
 
 
 def test_make_targets_in_the_documents_exist():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from mimose.units import BYTES_HELP, parse_bytes
+from mimose.units import BYTES_HELP, format_bytes, parse_bytes
 
 
 def whole_number(name: str, value: int | str, least: int, most: int | None = None) -> int:
@@ -17,9 +17,10 @@ def whole_number(name: str, value: int | str, least: int, most: int | None = Non
     bounds = f"{least} or more" if most is None else f"from {least} to {most}"
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a whole number, {bounds}, not {value!r}") from None
-    if number < least or (most is not None and number > most):
+    part = not isinstance(value, str) and number != value
+    if isinstance(value, bool) or part or number < least or (most is not None and number > most):
         raise ValueError(f"{name} must be a whole number, {bounds}, not {value!r}")
     return number
 
@@ -36,6 +37,23 @@ def byte_count(name: str, value: int | str) -> int:
         return parse_bytes(value)
     except ValueError:
         raise ValueError(f"{name} must be 0 or {BYTES_HELP}, not {value!r}") from None
+
+
+def check_margin(margin: int | None, budget: int | None) -> None:
+    """Refuse a margin that leaves nothing of the budget.
+
+    Args:
+        margin: Bytes, or None for one that is not given.
+        budget: Bytes, or None for no budget.
+
+    Raises:
+        ValueError: If it does.
+    """
+    if margin is not None and budget is not None and margin >= budget:
+        raise ValueError(
+            f"a margin of {format_bytes(margin)} leaves nothing of a budget of "
+            f"{format_bytes(budget)}: give a smaller margin or a larger budget"
+        )
 
 
 def number(name: str, value: float | str, least: float, *, above: bool = False) -> float:

@@ -21,7 +21,7 @@ from mimose.plan import Plan
 from mimose.planners.bound import Bound, recomputable
 from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, Sample, to_row
 from mimose.planners.mimose.storages import Packing, Storages
-from mimose.planners.options import byte_count
+from mimose.planners.options import byte_count, check_margin
 from mimose.records import (
     Collected,
     Decision,
@@ -266,6 +266,15 @@ class Static(Bound):
         self.solution: Solution | None = None
         self.costs: StepCosts | None = None
         self._replans = 0
+
+    def bind(self, info: ModelInfo) -> None:
+        """Take the facts about the model.
+
+        Raises:
+            ValueError: If the margin leaves nothing of the budget.
+        """
+        check_margin(self._margin, info.budget_bytes)
+        super().bind(info)
 
     # -- to be defined by each planner
 

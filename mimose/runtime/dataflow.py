@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as everywhere
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 # fmt: off
-_LOOKING = frozenset((
+LOOKING = frozenset((
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn",
     "is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu", "is_sparse", "is_quantized",
     "is_nested", "is_complex", "is_floating_point", "is_contiguous", "size", "dim", "stride",
@@ -32,7 +33,7 @@ _LOOKING = frozenset((
     "is_inference", "is_signed",
 ))
 # Return the very same object where there is nothing to do: then they are no use of it.
-_MAYBE_NOTHING = frozenset((
+MAYBE_NOTHING = frozenset((
     "to", "contiguous", "type", "float", "half", "bfloat16", "type_as", "cpu", "cuda",
 ))
 # fmt: on
@@ -59,7 +60,6 @@ class DataFlow:
         cuts: Numbers ``c`` such that no region may hold both block ``c - 1`` and ``c``.
         links: For each block, how the block before it feeds it; None at a cut and for block 0.
         specs: For each block, the structure of its arguments.
-        held: For each block, how often the model's output holds its output.
         sole: For each block, the places of those flattened arguments that nothing else in the model
             uses, and whether each is the output of a block.
         shared: Of each tensor that several blocks take and nothing else in the model uses, the
@@ -69,7 +69,6 @@ class DataFlow:
     cuts: tuple[int, ...]
     links: tuple[Link | None, ...]
     specs: tuple[Any, ...]
-    held: tuple[int, ...]
     sole: tuple[tuple[tuple[int, bool], ...], ...] = ()
     shared: tuple[tuple[tuple[int, int], ...], ...] = ()
 
@@ -80,9 +79,10 @@ class _Seen:
     Many a layer returns attention weights that its caller lets go of at once.
     """
 
-    __slots__ = ("reference", "shape")
+    __slots__ = ("plain", "reference", "shape")
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        self.plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
         self.reference = weakref.ref(tensor)
         self.shape = tensor.shape
 
@@ -95,6 +95,7 @@ class BlockCall:
     arguments: list[Any]
     spec: Any
     context: tuple[Any, ...]
+    versions: list[int]
     random_before: bytes
     random_after: bytes | None = None
     outputs: list[Any] = dataclasses.field(default_factory=list)
@@ -147,6 +148,29 @@ def has_foreign_hooks(module: nn.Module) -> bool:
     )
 
 
+def is_tracked() -> bool:
+    """Whether PyTorch follows which module runs, as its counter of FLOPs does: no use of a tensor.
+
+    Its hooks ask for tensors' graphs, to see the backward pass go by.
+    """
+    return any(map(_is_tracker, everywhere._global_forward_pre_hooks.values()))
+
+
+def num_global_hooks() -> list[int]:
+    """Return how many hooks see every module's arguments or results, by kind, trackers left out."""
+    tables = (
+        everywhere._global_forward_pre_hooks,
+        everywhere._global_forward_hooks,
+        everywhere._global_backward_pre_hooks,
+        everywhere._global_backward_hooks,
+    )
+    return [sum(not _is_tracker(hook) for hook in table.values()) for table in tables]
+
+
+def _is_tracker(hook: Any) -> bool:
+    return getattr(hook, "__module__", None) == "torch.utils.module_tracker"
+
+
 def drops_layers(model: nn.Module) -> bool:
     """Whether the model leaves blocks out at random: then no region may count on the next one."""
     names = ("layerdrop", "layer_drop", "encoder_layerdrop", "decoder_layerdrop")
@@ -171,6 +195,14 @@ def _random_state() -> bytes:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())
     return torch.cat(states).numpy().tobytes()
+
+
+def versions_of(leaves: Sequence[Any]) -> list[int]:
+    """Return the version counter of each tensor among some arguments; -1 for all else."""
+    return [
+        leaf._version if isinstance(leaf, torch.Tensor) and not leaf.is_inference() else -1
+        for leaf in leaves
+    ]
 
 
 def call_context(arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -234,15 +266,15 @@ class FlowRecorder(TorchFunctionMode):
         for tensor in taken:
             seen = self._known(tensor)
             ours = seen if seen in self._outputs else None
-            if name in _LOOKING:
+            if name in LOOKING:
                 if ours is not None:
                     self._looked_at.add(ours)
-            elif not (name in _MAYBE_NOTHING and result is tensor):
+            elif not (name in MAYBE_NOTHING and result is tensor):
                 if ours is None:
                     self._read.add(id(tensor))
                 else:
                     self._used.add(ours)
-        if name not in _LOOKING:
+        if name not in LOOKING:
             for made in tensors_in(result, depth=2):
                 if not any(made is tensor for tensor in taken):
                     self._read.discard(id(made))  # Of one that is gone.
@@ -254,7 +286,14 @@ class FlowRecorder(TorchFunctionMode):
         arguments, spec = pytree.tree_flatten((args, kwargs))
         standing = [self._see(leaf) for leaf in arguments]
         self.calls.append(
-            BlockCall(module, standing, spec, call_context(arguments), _random_state())
+            BlockCall(
+                module,
+                standing,
+                spec,
+                call_context(arguments),
+                versions_of(arguments),
+                _random_state(),
+            )
         )
         for leaf, seen in zip(arguments, standing):
             if (
@@ -281,9 +320,7 @@ class FlowRecorder(TorchFunctionMode):
     def finish(self, model: nn.Module, output: Any) -> DataFlow:
         """Return the flow, once the model has returned ``output``."""
         self.paused = True
-        held = Counter(
-            seen for tensor in tensors_in(output) if (seen := self._known(tensor)) is not None
-        )
+        held = {seen for tensor in tensors_in(output) if (seen := self._known(tensor)) is not None}
         stashed = {
             seen
             for module in model.modules()
@@ -292,7 +329,7 @@ class FlowRecorder(TorchFunctionMode):
             for tensor in tensors_in(value, depth=3)
             if (seen := self._known(tensor)) is not None
         }
-        self._used |= held.keys() | stashed
+        self._used |= held | stashed
         taken = Counter(
             leaf for call in self.calls for leaf in call.arguments if isinstance(leaf, _Seen)
         )
@@ -309,10 +346,6 @@ class FlowRecorder(TorchFunctionMode):
             cuts=tuple(c for c in range(1, len(links)) if links[c] is None),
             links=tuple(links),
             specs=tuple(call.spec for call in self.calls),
-            held=tuple(
-                max((held[leaf] for leaf in call.outputs if isinstance(leaf, _Seen)), default=0)
-                for call in self.calls
-            ),
             sole=tuple(self._sole(call, taken) for call in self.calls),
             shared=self._shared(taken),
         )
@@ -355,12 +388,15 @@ class FlowRecorder(TorchFunctionMode):
         if len(varying) != 1:
             return None
         target = varying[0]
+        versions = zip(before.versions, call.versions)
+        if any(i != target and one != other for i, (one, other) in enumerate(versions)):
+            return None  # Something changes in place what all of them are given.
         given = call.arguments[target]
         source = next((i for i, leaf in enumerate(before.outputs) if leaf is given), None)
         if source is None or not isinstance(given, _Seen) or taken[given] != 1:
             return None
         following = call.outputs[source]
-        if not isinstance(following, _Seen):
+        if not isinstance(following, _Seen) or not given.plain:
             return None
         if given in self._looked_at and following.shape != given.shape:
             return None

@@ -1,7 +1,8 @@
 """Steps under a tensor-level policy: when the eviction runtime is switched on and off.
 
-It is on from the model's forward pass to the optimizer's step. The runtime itself is
-:mod:`mimose.runtime.eviction`, which is loaded by the first such step: it compiles a library.
+It is on from the model's forward pass to the optimizer's step, or to the next forward pass if the
+optimizer steps within backward. The runtime itself is :mod:`mimose.runtime.eviction`, which is
+loaded by the first such step: it compiles a library.
 """
 
 from __future__ import annotations

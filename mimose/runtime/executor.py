@@ -18,14 +18,20 @@ from mimose.records import Collected
 from mimose.runtime.blocks import BlockModule
 from mimose.runtime.calls import CallOrder, Key
 from mimose.runtime.cores import SUPPORTED
-from mimose.runtime.dataflow import DataFlow, FlowRecorder, has_foreign_hooks, tensors_in
+from mimose.runtime.dataflow import (
+    DataFlow,
+    FlowRecorder,
+    has_foreign_hooks,
+    num_global_hooks,
+    tensors_in,
+)
 from mimose.runtime.evicting import Evictions
 from mimose.runtime.program import Program
-from mimose.runtime.regions import FlowChanged
 from mimose.runtime.rerun import StepState
 from mimose.runtime.run import Run
 from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
+from mimose.runtime.standing import Astray, FlowChanged
 from mimose.runtime.wrappers import BlockForward, ModelForward, Switch
 from mimose.schedule import AnyPlan, BlockPlan
 
@@ -48,6 +54,8 @@ class Executor:
         keep_only: Blocks that must not run twice.
         cores: Blocks of which the attention core alone can run again; None until it was tried.
         evictions: What carries out a tensor-level policy.
+        takes_transforms: Whether what it is to carry out is possible under ``torch.func``'s
+            transforms; such a policy is.
         version: Rises whenever one of these facts changes.
     """
 
@@ -82,6 +90,7 @@ class Executor:
         self.keep_only: frozenset[int] = frozenset()
         self.cores: frozenset[int] | None = None
         self.evictions = Evictions(model, device, budget_bytes)
+        self.takes_transforms = False
         self._model = model
         self._device = device
         self._on_forward = on_forward
@@ -94,6 +103,7 @@ class Executor:
         self._order = CallOrder(len(blocks))
         self._flows: dict[tuple[Any, ...], DataFlow] = {}
         self._flow: DataFlow | None = None
+        self._astray = Astray()
         self._free: set[Key] = set()
         self._keep_only: set[Key] = set()
         self._cored: set[Key] | None = None
@@ -105,8 +115,10 @@ class Executor:
         self._block_parameters = [list(block.module.parameters()) for block in blocks]
         self._configs = _configs(model)
         self._settings = [vars(config) for config in self._configs if hasattr(config, "__dict__")]
+        self._switches = _switches(model, [block.module for block in blocks])
         self._takes_use_cache = "use_cache" in inspect.signature(model.forward).parameters
         self._switch = Switch()
+        self._switch.outside = self._watch_outside
         self._wrappers = [
             BlockForward(b.module, self._switch, i, b.name, StepState(b.module, b.name, device))
             for i, b in enumerate(blocks)
@@ -200,6 +212,7 @@ class Executor:
                 memory for, whatever the budget. Nothing has changed then.
         """
         self.evictions.stop(regardless=True)
+        self._switch.outside = None
         self._model_wrapper.remove()
         for wrapper in self._wrappers:
             wrapper.remove()
@@ -215,8 +228,11 @@ class Executor:
             return inner(*args, **kwargs)
         if not self._model.training:
             return self._watch_untrained(inner(*args, **kwargs))
+        if self._is_transformed():
+            return inner(*args, **kwargs)
         for wrapper in self._wrappers:
             wrapper.follow_compiling()  # Layers may be compiled after attaching, too.
+        self._switch.outside = None
         if self._armed is None and self._on_forward is not None:
             self._on_forward(args, kwargs)
         armed, self._armed = self._armed, None
@@ -282,6 +298,8 @@ class Executor:
                 output = inner(*args, **kwargs)
             self._effective = plan
             return output
+        if self._astray.read:
+            self._forget_flows()
         recorder, signature = None, ()
         if collect or program is not None or plan.spans_blocks:
             signature = self._signature(args, kwargs)
@@ -301,6 +319,8 @@ class Executor:
             self._flow,
             self._keep_only,
             self._trainable_blocks,
+            self._device,
+            self._astray,
             collector=self._collector if collect else None,
             recorder=recorder,
             probing=probing or not self.exact,
@@ -309,7 +329,7 @@ class Executor:
         )
         for wrapper in self._wrappers:
             wrapper.count = 0
-        self._switch.run = run
+        self._switch.open(run)
         if collect and self._collector is not None:
             self._collector.start()
         try:
@@ -317,19 +337,24 @@ class Executor:
                 output = inner(*args, **kwargs)
             if collect and self._collector is not None:
                 self._collector.leave()
-            run.finish(output)
+            output = run.finish(output)
         except FlowChanged:
-            self._flows.clear()
-            self._flow = None
-            self._publish()
+            self._forget_flows()
             raise
         finally:
             self._switch.run = None
+            run.close()
         self._learn(run, recorder, signature, output, probing)
         self._trainable = trainable
         if cores:
             self._check_cores(run)
         return output
+
+    def _forget_flows(self) -> None:
+        self._astray.read = False
+        self._flows.clear()
+        self._flow = None
+        self._publish()
 
     def _translated(self, asked: BlockPlan) -> tuple[Program | None, Plan]:
         """Return a schedule that is no tree, ready to be carried out, and a plan to take for it."""
@@ -387,7 +412,7 @@ class Executor:
                 # Calls were left out, so which block follows which is not settled.
                 count = len(self._order.keys)
                 none = (None,) * count
-                flow = DataFlow(tuple(range(1, count)), none, none, (0,) * count)
+                flow = DataFlow(tuple(range(1, count)), none, none)
             self._flows[signature] = self._flow = flow
         collector = self._collector
         if collector is not None:
@@ -433,12 +458,22 @@ class Executor:
         self._publish()
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return what the data flow may depend on: flags, which arguments are given, hooks."""
+        """Return what the data flow may depend on.
+
+        Flags, switches, which arguments are given, hooks. Numbers are left out: they may be others
+        in every pass.
+        """
         given = [(str(i), _kind(value)) for i, value in enumerate(args)]
         given += [(name, _kind(kwargs[name])) for name in sorted(kwargs)]
         flags = [getattr(config, flag, None) for config in self._configs for flag in _FLAGS]
         hooks = [has_foreign_hooks(wrapper.module) for wrapper in self._wrappers]
-        return (*given, *flags, *hooks)
+        switches = [
+            (name, value)
+            for attributes in self._switches
+            for name, value in attributes.items()
+            if (value is True or value is False) and not name.startswith("_")
+        ]
+        return (*given, *flags, *hooks, *num_global_hooks(), *switches)
 
     @contextmanager
     def _caches_off(self) -> Iterator[None]:
@@ -456,6 +491,54 @@ class Executor:
         finally:
             for settings in on:
                 settings["use_cache"] = True
+
+    def _is_transformed(self) -> bool:
+        """Whether the pass runs under a transform of ``torch.func``; warn once that no plan can.
+
+        Checkpoints take hooks on saved tensors, which those transforms have none of.
+        """
+        if torch._C._functorch.peek_interpreter_stack() is None or self.takes_transforms:
+            return False
+        if not self._warned:
+            self._warned = True
+            self._switch.outside = None
+            warnings.warn(
+                f"{type(self._model).__name__} runs under a transform of torch.func (grad, vmap, "
+                "jacrev, ...), in which no block can be recomputed and no memory budget is kept: "
+                "differentiate with backward() or torch.autograd.grad for that",
+                UserWarning,
+                stacklevel=2,
+            )
+        return True
+
+    def _watch_outside(self, block: BlockForward, args: Any, kwargs: Any) -> Any:
+        """Run a block; warn once if it is trained although no pass has been planned for yet."""
+        output = block.inner(*args, **kwargs)
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+            return output
+        if block.module.training and torch.is_grad_enabled():
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._warn_outside)
+        return output
+
+    def _warn_outside(self, gradient: torch.Tensor) -> None:
+        if self._switch.outside is not None:
+            self.warn_unplanned()
+
+    def warn_unplanned(self) -> None:
+        """Warn once that the model is trained without its forward pass having been called."""
+        self._switch.outside = None
+        if not self._warned:
+            self._warned = True
+            name = type(self._model).__name__
+            warnings.warn(
+                f"{name} is being trained, but its forward pass was never called, so that nothing "
+                f"is planned for and no memory budget is kept: call the {name} that was attached "
+                "as model(...), not a method or a part of it, or attach what is called",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _watch_untrained(self, output: Any) -> Any:
         """Warn once if a model in eval mode is trained after all: no plan is carried out then."""
@@ -480,6 +563,12 @@ class Executor:
 def _configs(model: nn.Module) -> list[Any]:
     found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     return [config for config in found.values() if not isinstance(config, nn.Module)]
+
+
+def _switches(model: nn.Module, blocks: Sequence[nn.Module]) -> list[dict[str, Any]]:
+    """Return the attributes of the modules that lie outside all blocks."""
+    inside = {id(module) for block in blocks for module in block.modules()}
+    return [vars(module) for module in model.modules() if id(module) not in inside]
 
 
 def _kind(value: Any) -> Any:

@@ -6,22 +6,41 @@ A failed optimizer step is half applied and is never undone: only what came befo
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from mimose.devices.base import Device
+from mimose.runtime.surroundings import Kept, Key, Surroundings
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A tensor as it was: the tensor, its version counter and a copy of its values."""
+
+    tensor: torch.Tensor
+    version: int
+    values: torch.Tensor | None
+
+    @property
+    def is_equal(self) -> bool:
+        return self.values is None or torch.equal(self.tensor.to(self.values.device), self.values)
 
 
 class Undo:
     """What must be known at the start of a step to undo its forward and backward pass.
 
-    Forward passes change the random state and some buffers (batch norm's statistics). Which
-    buffers change is learned in the first step, so that later steps copy only those; from their
-    values, since batch norm's kernels leave the version counters as they are. Copies are host
-    memory: they must not fill the budget that they guard.
+    Forward passes change the random state and some buffers (batch norm's statistics), and maybe
+    attributes of the modules. Copies of buffers are host memory: they must not fill the budget that
+    they guard. A copy is good for as long as the version counter stays; batch norm's kernels leave
+    it, and so which other buffers change without it is learned in the first step, from values.
 
     Gradients are not copied. Those that are there when a step begins can be brought back only if
     they are zeros, as ``zero_grad(set_to_none=False)`` leaves them.
@@ -30,15 +49,17 @@ class Undo:
         possible: Whether the step that was last saved can be undone.
     """
 
-    def __init__(self, model: torch.nn.Module, device: Device) -> None:
+    def __init__(self, model: nn.Module, device: Device) -> None:
         self._device = device
-        self._buffers = [b for b in model.buffers() if b is not None]
-        self._parameters = list(model.parameters())
-        self._saved: list[tuple[torch.Tensor, int, torch.Tensor]] = []
-        self._changing: list[torch.Tensor] | None = None
+        self._surroundings = Surroundings(model)
+        self._tables: list[dict[str, Any]] = []
+        self._norms: list[nn.Module] = []
+        self._kept = Kept()
+        self._copies: dict[Key, _Copy] = {}
+        self._silent: set[Key] | None = None  # Not learned yet.
         self._restored = False
         self._rng: Any = None
-        self._with_grad: list[torch.nn.Parameter] = []
+        self._with_grad: list[nn.Parameter] = []
         self.possible = True
 
     def save(self, *, grads_are_zero: bool = False) -> None:
@@ -49,35 +70,81 @@ class Undo:
                 looked at.
         """
         self._rng = self._device.rng_state()
-        self._with_grad = [p for p in self._parameters if p.grad is not None]
+        self._look()
+        self._with_grad = [p for p in self._parameters() if p.grad is not None]
         self.possible = grads_are_zero or not any(
             bool(p.grad.any()) for p in self._with_grad if p.grad is not None
         )
+        self._kept = self._surroundings.save((), {})
         with torch.no_grad(), self._device.host_memory():
             # Of a step that was undone no buffer shows whether it changes.
-            if self._changing is None and self._saved and not self._restored:
-                self._changing = [
-                    b
-                    for b, version, copy in self._saved
-                    if b._version != version or not torch.equal(b.cpu(), copy)
-                ]
-            buffers = self._buffers if self._changing is None else self._changing
-            self._saved = [(b, b._version, b.detach().to("cpu", copy=True)) for b in buffers]
+            if self._silent is None and self._copies and not self._restored:
+                self._silent = {
+                    key
+                    for key, copy in self._copies.items()
+                    if copy.tensor._version == copy.version and not copy.is_equal
+                }
+            silent, counting = self._silent or (), self._counting()
+            self._copies = {
+                key: old
+                if (old := self._copies.get(key)) is not None
+                and old.tensor is tensor
+                and old.version == tensor._version
+                and key not in silent
+                and key[0] not in counting
+                else _copy(tensor)
+                for key, tensor in self._surroundings.changeable()
+            }
         self._restored = False
 
     def restore(self) -> None:
         """Bring back the state at :meth:`save`: random state, buffers, no gradient of the step."""
         self._restored = True
+        self._look()
         had_grad = set(map(id, self._with_grad))
+        counting = self._counting()
         with torch.no_grad():
-            for buffer, _, copy in self._saved:
-                buffer.copy_(copy)
-            for parameter in self._parameters:
+            for parameter in self._parameters():
                 if id(parameter) in had_grad and parameter.grad is not None:
                     parameter.grad.zero_()
                 else:
                     parameter.grad = None
+            self._kept.put_back()
+            for key, copy in self._copies.items():
+                told = key in (self._silent or ()) or key[0] in counting
+                if copy.values is None:
+                    continue
+                if told or self._silent is None or copy.tensor._version != copy.version:
+                    copy.tensor.copy_(copy.values)
+                elif not copy.is_equal:
+                    self._silent.add(key)
+                    warnings.warn(
+                        f"a step that ran out of memory is run again, and buffer {key[1]} changes "
+                        "in a way that PyTorch does not count (through .data, say), so that this "
+                        "step may change it twice: change buffers under torch.no_grad()",
+                        UserWarning,
+                        stacklevel=2,
+                    )
         self._device.set_rng_state(self._rng)
+
+    def _look(self) -> None:
+        if self._surroundings.look():
+            modules = self._surroundings.modules
+            self._tables = [m._parameters for m in modules]
+            self._norms = [m for m in modules if isinstance(m, _NormBase)]
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        found = chain.from_iterable(map(dict.values, self._tables))
+        return (parameter for parameter in found if parameter is not None)
+
+    def _counting(self) -> set[int]:
+        """Return the identities of the buffers of normalisations that are in training."""
+        return {id(m._buffers) for m in self._norms if m.training}
+
+
+def _copy(tensor: torch.Tensor) -> _Copy:
+    values = None if tensor.is_meta else tensor.detach().to("cpu", copy=True)
+    return _Copy(tensor, tensor._version, values)
 
 
 def drop_frames(error: BaseException) -> None:

@@ -21,25 +21,26 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from mimose.devices.base import Device
 from mimose.runtime.dataflow import tensors_in
-from mimose.runtime.surroundings import Kept, Surroundings, version_of
-
-_Key = tuple[int, str]
-"""Which tensor of a module's: the identity of the dictionary that holds it, and its name there."""
+from mimose.runtime.surroundings import Kept, Key, Surroundings
 
 _STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-_LARGEST_ATTRIBUTE_BYTES = 1 << 20
 _NODES_LOOKED_AT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """One tensor that is changed in place, as it was."""
+    """One tensor that is changed in place, as it was.
+
+    ``version`` is its version counter then, or None where that does not tell whether it changed.
+    """
 
     tensor: torch.Tensor
-    version: int
+    version: int | None
     data: torch.Tensor
 
     def put_back(self) -> None:
+        if self.tensor._version == self.version:
+            return
         # Through .data, so that autograd does not take it for a change by the model.
         self.tensor.data.copy_(self.data)
 
@@ -58,15 +59,17 @@ class Snapshot:
     values: list[_Saved] = field(default_factory=list)
     ends_early: bool = False
 
-    def put_back(self) -> None:
-        """Give everything what it held."""
-        self.kept.put_back()
+    def put_back(self, now: Snapshot | None = None) -> None:
+        """Give everything what it held; ``now`` is what it holds, if that is known."""
+        self.kept.put_back(None if now is None else now.kept)
         for saved in self.values:
             saved.put_back()
 
     def present(self) -> Snapshot:
         """Return what the same places hold now."""
-        return Snapshot(self.kept.present(), [_save(saved.tensor) for saved in self.values])
+        # Putting values back leaves the version counters as they are.
+        values = [_save(saved.tensor, silent=True) for saved in self.values]
+        return Snapshot(self.kept.present(), values)
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -74,17 +77,17 @@ class Snapshot:
         self.values = []
 
 
-def _save(tensor: torch.Tensor) -> _Saved:
-    return _Saved(tensor, version_of(tensor), tensor.detach().clone())
+def _save(tensor: torch.Tensor, *, silent: bool) -> _Saved:
+    return _Saved(tensor, None if silent else tensor._version, tensor.detach().clone())
 
 
 @dataclass(frozen=True, slots=True)
 class _Steady:
-    """A tensor that has not changed yet, and a copy of it in the host's memory."""
+    """A tensor that has not changed yet, and a copy in the host's memory if there can be one."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
-    copy: torch.Tensor
+    copy: torch.Tensor | None
 
 
 class StepState:
@@ -100,7 +103,6 @@ class StepState:
         "_changing",
         "_device",
         "_early",
-        "_known",
         "_norms",
         "_silent",
         "_standard",
@@ -113,9 +115,8 @@ class StepState:
         self.name = name
         self._device = device
         self._surroundings = Surroundings(module)
-        self._known: set[_Key] = set()
-        self._changing: set[_Key] = set()
-        self._steady: dict[_Key, _Steady] = {}
+        self._changing: set[Key] = set()
+        self._steady: dict[Key, _Steady] = {}
         self._early: bool | None = None  # Not looked for yet.
         self._look()
 
@@ -132,37 +133,30 @@ class StepState:
         # PyTorch's kernels change statistics and leave the version counters as they are.
         self._silent = {id(m._buffers) for m in norms} - self._standard
 
-    def _tensors(self) -> list[tuple[_Key, torch.Tensor]]:
+    def _tensors(self) -> list[tuple[Key, torch.Tensor]]:
         """Return the tensors that may be changed in place, PyTorch's own statistics left out."""
-        found = [
-            ((id(buffers), name), tensor)
-            for buffers in self._surroundings.buffers
-            if buffers
-            for name, tensor in buffers.items()
-            if tensor is not None and not (id(buffers) in self._standard and name in _STATISTICS)
-        ]
-        found += [
+        return [
             (key, tensor)
-            for key, tensor in self._surroundings.tensors()
-            if tensor.nbytes <= _LARGEST_ATTRIBUTE_BYTES
+            for key, tensor in self._surroundings.changeable()
+            if key[0] not in self._standard or key[1] not in _STATISTICS
         ]
-        return [(key, tensor) for key, tensor in found if not tensor.is_inference()]
 
     def snapshot(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Snapshot:
         """Save all that a run may change and that is to be undone, batch norm included."""
         self._look()
         kept = self._surroundings.save(args, kwargs, containers=True, strong=True)
         norms = [t for m in self._norms for t in m._buffers.values() if t is not None]
-        values = [_save(tensor) for tensor in norms]
-        values += [_save(t) for key, t in self._tensors() if not self._is_steady(key, t)]
-        values += [
-            _Saved(t, version_of(t), self._steady[key].copy)
-            for key, t in self._tensors()
-            if self._is_steady(key, t)
-        ]
+        values = [_save(tensor, silent=True) for tensor in norms]
+        for key, tensor in self._tensors():
+            if not self._is_steady(key, tensor):
+                values.append(_save(tensor, silent=key[0] in self._silent))
+                continue
+            steady = self._steady[key]
+            if steady.copy is not None:
+                values.append(_Saved(tensor, steady.version, steady.copy))
         return Snapshot(kept, values)
 
-    def _is_steady(self, key: _Key, tensor: torch.Tensor) -> bool:
+    def _is_steady(self, key: Key, tensor: torch.Tensor) -> bool:
         steady = self._steady.get(key)
         if steady is None:
             return False
@@ -215,32 +209,39 @@ class StepState:
         """Save what a rerun will need, around the first forward."""
         self._look()
         snapshot.kept = self._surroundings.save(args, kwargs)
-        before: list[tuple[_Key, _Saved]] = []
-        steady: list[tuple[_Key, torch.Tensor]] = []
+        before: list[tuple[Key, _Saved]] = []
+        steady: list[tuple[Key, torch.Tensor]] = []
         for key, tensor in self._tensors():
             if self._is_steady(key, tensor):
                 steady.append((key, tensor))
             else:
-                before.append((key, _save(tensor)))
+                before.append((key, _save(tensor, silent=key[0] in self._silent)))
         yield
         for key, tensor in steady:
             known = self._steady[key]
-            if version_of(tensor) != known.version:
+            if tensor._version == known.version:
+                continue
+            del self._steady[key]
+            self._changing.add(key)
+            if known.copy is not None:
                 snapshot.values.append(_Saved(tensor, known.version, known.copy))
-                del self._steady[key]
-                self._changing.add(key)
+            elif not tensor.is_meta:
+                raise RuntimeError(
+                    f"block {self.name} changed its buffer {key[1]} for the first time while it "
+                    "was to be recomputed: run this step again"
+                )
         for key, saved in before:
-            if key[0] in self._silent or version_of(saved.tensor) != saved.version:
+            if saved.tensor._version != saved.version:  # Or it does not tell.
                 snapshot.values.append(saved)
                 self._changing.add(key)
             elif key not in self._changing:
                 self._keep_steady(key, saved.tensor)
 
-    def _keep_steady(self, key: _Key, tensor: torch.Tensor) -> None:
-        if self._device is None or tensor.is_meta or type(tensor) is not torch.Tensor:
-            return
-        with self._device.host_memory():
-            copy = tensor.detach().to("cpu", copy=True)
+    def _keep_steady(self, key: Key, tensor: torch.Tensor) -> None:
+        copy = None
+        if self._device is not None and type(tensor) is torch.Tensor and not tensor.is_meta:
+            with self._device.host_memory():
+                copy = tensor.detach().to("cpu", copy=True)
         self._steady[key] = _Steady(weakref.ref(tensor), tensor._version, copy)
 
     @contextmanager
@@ -249,7 +250,7 @@ class StepState:
         snapshot.kept.check(self.name)
         present = snapshot.present()
         settings: list[tuple[Any, Any, Any]] = []
-        snapshot.put_back()
+        snapshot.put_back(present)
         for norm in self._norms:
             settings.append((norm, norm.momentum, norm._buffers.get("num_batches_tracked")))
             norm.momentum = 0.0
@@ -265,7 +266,7 @@ class StepState:
 
 def _is_pytorchs(norm: nn.Module) -> bool:
     """Whether a normalisation runs PyTorch's own forward, which statistics do not go into."""
-    forward = type(norm).forward
+    forward: Any = type(norm).forward
     return "forward" not in vars(norm) and forward.__module__.startswith("torch.nn.modules.")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -12,15 +10,18 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from mimose.devices.base import Device
 from mimose.plan import Plan, Region
 from mimose.runtime.calls import Key
+from mimose.runtime.changing import InputChange, InputWatch
 from mimose.runtime.checkpointing import active_checkpoint, checkpointed, keeps_state
+from mimose.runtime.conditions import CallMemory, cache_weights, cached_weights
 from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import DataFlow, FlowRecorder, tensors_in
-from mimose.runtime.regions import FlowChanged, OpenRegion, run_block
-from mimose.runtime.rerun import Snapshot
+from mimose.runtime.regions import OpenRegion, run_block
 from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
+from mimose.runtime.standing import Astray, made_real
 from mimose.runtime.wrappers import BlockForward
 from mimose.schedule import AnyPlan
 
@@ -35,6 +36,8 @@ class Run:
         flow: The recorded data flow; needed where the plan spans blocks.
         keep_only: Calls that must not run twice.
         trainable: For each module, whether any of its parameters requires a gradient.
+        device: Whose random state regions look at.
+        astray: Told if a region's inner outputs are read after all.
         collector: Measures every block, if this is a collecting step.
         recorder: Records the data flow, if it is not known yet.
         probing: Whether to find out which calls save nothing for backward.
@@ -52,14 +55,17 @@ class Run:
 
     __slots__ = (
         "_actions",
+        "_astray",
         "_collector",
         "_cores",
         "_default",
+        "_device",
         "_flow",
         "_handed",
         "_keys",
         "_open",
         "_plan",
+        "_probing",
         "_recorder",
         "_scheduled",
         "_split",
@@ -81,6 +87,8 @@ class Run:
         flow: DataFlow | None,
         keep_only: set[Key],
         trainable: list[bool],
+        device: Device,
+        astray: Astray,
         *,
         collector: Collector | None = None,
         recorder: FlowRecorder | None = None,
@@ -95,11 +103,14 @@ class Run:
         self._wrappers = {number: wrappers[index] for number, (index, _) in enumerate(keys)}
         self._flow = flow
         self._trainable = trainable
+        self._device = device
+        self._astray = astray
+        self._probing = probing
         self._collector = collector
         self._recorder = recorder
         self._watching = collector is not None or recorder is not None or probing
         self._open: OpenRegion | None = None
-        self._handed: list[tuple[weakref.ref[torch.Tensor], Region]] = []
+        self._handed: list[Region] = []
         self._split: set[Region] = set()
         # One more than there are blocks: a call that no plan can name yet finds the last entry.
         self._actions: list[Region | None] = [None] * (len(keys) + 1)
@@ -136,32 +147,27 @@ class Run:
             return self._alone(key, block, wrapper, args, kwargs)
         return self._start_region(action, key, block, wrapper, args, kwargs)
 
-    def finish(self, output: Any) -> None:
-        """Check, once the model has returned, that no region's result went astray.
+    def finish(self, output: Any) -> Any:
+        """Return what the model has returned, once it is sure that no region's result went astray.
 
         Raises:
-            FlowChanged: If it did.
+            FlowChanged: If one did.
         """
         if self._open is not None:
             raise self._open.changed(self._open.next)
-        if not self._handed or self._flow is None:
-            return
-        held = Counter(id(tensor) for tensor in tensors_in(output))
-        for reference, region in self._handed:
-            stand_in = reference()
-            if stand_in is not None and held[id(stand_in)] > self._flow.held[region.last]:
-                raise FlowChanged(
-                    f"the model's output now holds results of blocks {region.first}-{region.last}, "
-                    "which are recomputed as one: run the step again with a plan for single "
-                    "blocks, or without asking for hidden states"
-                )
+        return made_real(output) if self._handed else output
+
+    def close(self) -> None:
+        """Let go of a region that an error has left open."""
+        if self._open is not None:
+            self._open.close()
 
     def effective_plan(self, numbers: Mapping[Key, int]) -> AnyPlan:
         """Return what was really carried out, blocks numbered as by ``numbers``."""
         if self._scheduled is not None:
             return self._effective_schedule(self._scheduled, numbers)
         regions = [Region(numbers[key], numbers[key]) for key in self.ran]
-        for _, region in self._handed:
+        for region in self._handed:
             # Numbers rise where this pass brought calls never seen before.
             shift = numbers[self._keys[region.first]] - region.first
             regions.append(_shifted(region, shift))
@@ -219,7 +225,11 @@ class Run:
         if self._collector is not None:
             twice = self._may_run_twice(key, wrapper, args, kwargs)
 
+            cached = cached_weights()
+
             def rerun() -> Any:
+                if cached is not None:
+                    cache_weights(cached)  # The measured pass has left its own there.
                 return self._checkpoint(key, block, wrapper, args, kwargs, cores)
 
             cores = self._cores_of(key, block)
@@ -230,7 +240,8 @@ class Run:
             if cores is not None and cores.found:
                 self.cored.add(key)
         elif recompute:
-            result = self._alone(key, block, wrapper, args, kwargs)
+            first = self._first_alone if self._probing else self._alone
+            result = first(key, block, wrapper, args, kwargs)
         else:
             if self._saves_nothing((wrapper,), args, kwargs):
                 self.free.add(key)
@@ -275,6 +286,38 @@ class Run:
             return wrapper.inner(*args, **kwargs)
         return self._checkpoint(key, block, wrapper, args, kwargs)
 
+    def _first_alone(
+        self,
+        key: Key,
+        block: int,
+        wrapper: BlockForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a block for the first time ever; if it changes its input, plainly, now and later.
+
+        Raises:
+            RuntimeError: If it has changed a buffer before that, which cannot be undone.
+        """
+        if wrapper.compiles:  # A watch would be compiled, too.
+            return self._alone(key, block, wrapper, args, kwargs)
+        buffers = [(b, b._version) for b in wrapper.module.buffers() if not b.is_inference()]
+        random = self._device.rng_state()
+        try:
+            with InputWatch(list(tensors_in((args, kwargs)))):
+                return self._alone(key, block, wrapper, args, kwargs)
+        except InputChange:
+            self.ran.discard(key)
+            self.keep_only.add(key)
+        # Past the handler: the error held the frame of the checkpoint, and so its hooks.
+        if any(buffer._version != version for buffer, version in buffers):
+            raise RuntimeError(
+                f"block {wrapper.name} changes a buffer and then its input in place, so that it "
+                "can neither run twice nor start again: run this step again, in which it is kept"
+            )
+        self._device.set_rng_state(random)
+        return wrapper.inner(*args, **kwargs)
+
     def _checkpoint(
         self,
         key: Key,
@@ -285,16 +328,15 @@ class Run:
         cores: Cores | None = None,
     ) -> Any:
         self.ran.add(key)
-        snapshots: dict[int, Snapshot] = {}
-
+        memory = CallMemory()
         collector = self._collector
 
         def function(rerun: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if rerun and collector is not None:
                 within = nullcontext() if cores is None else cores.recomputed(wrapper.module)
                 with collector.rerunning(key), within:
-                    return run_block(wrapper, block, True, snapshots, args, kwargs)
-            return run_block(wrapper, block, rerun, snapshots, args, kwargs)
+                    return run_block(wrapper, block, True, memory, args, kwargs)
+            return run_block(wrapper, block, rerun, memory, args, kwargs)
 
         return checkpointed(function, args, kwargs)
 
@@ -319,10 +361,9 @@ class Run:
         ):
             self._split.add(region)
             return self._alone(key, block, wrapper, args, kwargs)
-        self._open = OpenRegion(region, flow, self._wrappers)
-        result = self._open.start(args, kwargs)
-        self._handed.append((self._open.stand_in(), region))
-        return result
+        self._open = OpenRegion(region, flow, self._wrappers, self._device, self._astray)
+        self._handed.append(region)
+        return self._open.start(args, kwargs)
 
     def _hand_through(self, block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         opened = self._open

@@ -22,10 +22,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mimose.devices.base import Device
+from mimose.runtime.conditions import CallMemory
 from mimose.runtime.dataflow import DataFlow
 from mimose.runtime.program import Program
 from mimose.runtime.regions import run_block
-from mimose.runtime.rerun import Snapshot
 from mimose.runtime.wrappers import BlockForward
 from mimose.schedule import Moment, Schedule
 
@@ -134,7 +134,7 @@ class ScheduledPass:
         self._outputs: dict[int, tuple[torch.Tensor, int]] = {}
         self._saved: dict[int, list[_Entry]] = {}
         self._counts: dict[int, int] = {}
-        self._snapshots: dict[int, Snapshot] = {}
+        self._memory = CallMemory()
         self._handed: tuple[int, weakref.ref[torch.Tensor], int] | None = None
 
     @property
@@ -186,7 +186,7 @@ class ScheduledPass:
             pack = _Pack(entries, moment.saves, given, alive)
             hooks = torch.autograd.graph.saved_tensors_hooks(pack, partial(self._give, block))
         del leaves
-        result = _run(wrapper, block, self._snapshots, args, kwargs, again=again, hooks=hooks)
+        result = _run(wrapper, block, self._memory, args, kwargs, again=again, hooks=hooks)
         if entries is not None:
             self._counts[block] = len(entries)
             if moment.saves:
@@ -280,7 +280,7 @@ class ScheduledPass:
         result = None
         try:
             with call.modes(), hooks:
-                result = run_block(wrapper, block, True, self._snapshots, args, kwargs)
+                result = run_block(wrapper, block, True, self._memory, args, kwargs)
         except _EnoughError:
             pass
         finally:
@@ -319,7 +319,7 @@ class ScheduledPass:
     def close(self) -> None:
         """Let go of everything: the backward pass is over."""
         self._closed = True
-        for each in (self._outputs, self._saved, self._calls, self._snapshots):
+        for each in (self._outputs, self._saved, self._calls, self._memory):
             each.clear()
 
 
@@ -375,7 +375,7 @@ class _Pack:
 def _run(
     wrapper: BlockForward,
     block: int,
-    snapshots: dict[int, Snapshot],
+    memory: CallMemory,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -386,7 +386,7 @@ def _run(
         return wrapper.inner(*args, **kwargs)
     with hooks:
         if again:
-            return run_block(wrapper, block, False, snapshots, args, kwargs)
+            return run_block(wrapper, block, False, memory, args, kwargs)
         return wrapper.inner(*args, **kwargs)
 
 

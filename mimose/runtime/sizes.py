@@ -73,18 +73,28 @@ class SizeReader:
         Raises:
             ValueError: If no argument is a tensor.
         """
-        main = next(self._shapes(kwargs[name] for name in _MAIN_INPUTS if name in kwargs), None)
-        if main is None:
-            main = self._of_any([*args, *kwargs.values()])
-        extents, tensor = main
-        size = self._size(extents, tensor.is_floating_point())
-        decoder = _first_tensor(kwargs[name] for name in self._names if name in kwargs)
+        extents, tensor = self._main(args, kwargs)
+        size = self._size(extents, tensor)
+        decoder = None
+        for name in self._names:
+            if name in kwargs and decoder is None:
+                decoder = _first_tensor((kwargs[name],))
         if decoder is not None and decoder is not tensor and decoder.dim() >= 2:
             size = (*size, int(decoder.shape[1]))
         return size
 
-    def _of_any(self, values: Iterable[Any]) -> _Shape:
-        found = list(self._shapes(values))
+    def _main(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Shape:
+        """Return the input that memory is taken to follow."""
+        for name in _MAIN_INPUTS:
+            if name in kwargs:
+                value = kwargs[name]
+                if isinstance(value, torch.Tensor):
+                    return value.shape, value
+                for shape in self._shapes((value,)):
+                    return shape
+        if args and isinstance(args[0], torch.Tensor) and prod(args[0].shape[1:]) != 1:
+            return args[0].shape, args[0]
+        found = list(self._shapes([*args, *kwargs.values()]))
         if not found:
             raise ValueError(
                 "no input of this forward pass is a tensor, so its size is unknown: "
@@ -96,13 +106,13 @@ class SizeReader:
         """Yield the shapes of all tensors in ``values``, and of a list of samples that of all."""
         for value in values:
             if isinstance(value, torch.Tensor):
-                yield tuple(map(int, value.shape)), value
+                yield value.shape, value
             elif isinstance(value, Mapping):
                 yield from self._shapes(value.values())
             elif isinstance(value, list | tuple):
                 if self._are_samples(value):
                     extents = map(max, zip(*(sample.shape for sample in value)))
-                    yield (len(value), *map(int, extents)), value[0]
+                    yield (len(value), *extents), value[0]
                 else:
                     yield from self._shapes(value)
 
@@ -126,16 +136,18 @@ class SizeReader:
                 self._note()
         return self._lists
 
-    def _size(self, extents: tuple[int, ...], numbers: bool) -> Size:
+    def _size(self, extents: tuple[int, ...], tensor: torch.Tensor) -> Size:
         rank = len(extents)
+        if rank == 2:
+            return (extents[0], extents[1])
         if rank < 2:
             return (extents[0] if rank else 1, 1)
-        if rank == 2:
-            return extents
-        if rank == 3 and not numbers:
+        if rank == 3 and not tensor.is_floating_point():
             return (extents[0] * extents[1], extents[2])
         batch, rest = extents[0], extents[1:]
         before = self._extents.setdefault(rank, rest)
+        if rest == before and not self._varied:
+            return (batch, extents[1] if rank == 3 else prod(extents[2:]))
         left_out = 2 if rank == 3 else 1
         varied = self._varied.get(rank, frozenset())
         if rest != before:
@@ -183,9 +195,13 @@ class Alike:
             bool(record.optimizer_seconds),
         )
         taken = max(1, peak - situation.resident_bytes)
-        plan, least, most = self._seen.get(key, (record.plan, taken, taken))
-        if plan is not record.plan and plan != record.plan:
-            plan, least, most = record.plan, taken, taken
+        seen = self._seen.get(key)
+        if seen is None or (seen[0] is not record.plan and seen[0] != record.plan):
+            self._seen[key] = record.plan, taken, taken
+            return
+        plan, least, most = seen
+        if least <= taken <= most:
+            return
         least, most = min(least, taken), max(most, taken)
         self._seen[key] = plan, least, most
         if most > _APART * least and most - least > self._apart:

@@ -5,8 +5,8 @@ own or among its arguments. A second run is to find all of it as the first one d
 as it found it.
 
 Contents are told apart by identity and put back in place, so that everyone who holds an object goes
-on holding it. Objects of PyTorch's and of other libraries are left alone, and so is what Python code
-cannot see.
+on holding it. Objects of PyTorch's and of other libraries are left alone, and so is what has no
+attributes: a generator, an open file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice, repeat, takewhile
 from operator import is_
 from typing import Any
 
@@ -22,11 +23,16 @@ import torch
 from torch import nn
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device))
+Key = tuple[int, str]
+"""Which tensor of a module's: the identity of the dictionary that holds it, and its name there."""
+
+_LARGEST_ATTRIBUTE_BYTES = 1 << 20
 _DEPTH = 4
 _MOST_ITEMS = 10_000
 _MISSING = object()
 # Never put back: `training` alone of what every module has is anybody's to change.
 _STANDARD = frozenset(vars(nn.Module())) - {"training"} | {"forward", "_compiled_call_impl"}
+_STANDARD_AND_MODE = _STANDARD | {"training"}
 _LEFT_ALONE = frozenset(sys.stdlib_module_names) - {"collections", "types", "__main__"} | {
     "accelerate",
     "builtins",
@@ -38,6 +44,7 @@ _LEFT_ALONE = frozenset(sys.stdlib_module_names) - {"collections", "types", "__m
     "pytorch_lightning",
     "torch",
     "transformers",
+    "triton",
 }
 
 
@@ -60,34 +67,114 @@ class _Slots:
         self.names = names
 
 
-_Place = dict[str, Any] | list[Any] | set[Any] | deque[Any] | _Slots
+class _Frame:
+    """The attributes and buffers of all modules at one moment; steps share one that stays."""
+
+    __slots__ = ("before", "buffers", "flat", "inner", "modes", "own", "tensors")
+
+    def __init__(self, own: _Own, strong: bool) -> None:
+        self.own = own
+        self.before = [(place, dict(place)) for place in own.places]
+        self.buffers = [(place, dict(place)) for place in own.buffers]
+        self.modes = [m.training for m in own.modules]
+        values = [
+            (before, name, value)
+            for (_, before), start in zip(self.before, own.starts)
+            for name, value in islice(before.items(), start, None)
+            if name not in _STANDARD
+        ]
+        self.inner = [value for _, name, value in values if _may_change(value, name[0] != "_")]
+        tensors = [entry for entry in values if isinstance(entry[2], torch.Tensor)]
+        places = {id(before): id(place) for place, before in self.before}
+        self.tensors = [
+            ((places[id(before)], name), t)
+            for before, name, t in tensors
+            if t.grad_fn is None and not t.requires_grad
+        ]
+        # None where a tensor would live on here although the module has let go of it.
+        self.flat = None if tensors else own.flat()
+        if not strong:
+            for before, name, tensor in tensors:
+                if tensor.grad_fn is not None:
+                    before[name] = _Weak(tensor)
+
+    def stays(self) -> bool:
+        """Whether no attribute has changed."""
+        flat = self.flat
+        if flat is None:
+            return False
+        now = self.own.flat()
+        return len(now) == len(flat) and all(map(is_, now, flat))
+
+    def put_back(self) -> None:
+        """Give every attribute what it was."""
+        if not self.stays():
+            for place, before in self.before:
+                if not _same(place, before):
+                    _put_back_attributes(place, before)
+            for place, before in self.buffers:
+                _put_back(place, before)
+            for module, training in zip(self.own.modules, self.modes):
+                module.training = training
+
+
+class _Own:
+    """Where some modules keep attributes and buffers, and where the first own attribute is."""
+
+    __slots__ = ("buffers", "modules", "places", "starts")
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = modules
+        self.buffers = [m._buffers for m in modules]
+        # PyTorch's own forwards set no attributes; hooks may.
+        own = [
+            m for m in modules if not _is_pytorchs(m) or m._forward_hooks or m._forward_pre_hooks
+        ]
+        self.places = [vars(m) for m in own]
+        self.starts = [
+            len(list(takewhile(_STANDARD_AND_MODE.__contains__, place))) for place in self.places
+        ]
+
+    def flat(self) -> list[Any]:
+        """Return the values of all attributes and buffers, and the modes."""
+        values = map(dict.values, self.places)
+        own = chain.from_iterable(map(islice, values, self.starts, repeat(None)))
+        buffers = chain.from_iterable(map(dict.values, self.buffers))
+        return [*own, *buffers, *[m.training for m in self.modules]]
 
 
 class Kept:
     """Contents at one moment.
 
     Attributes:
-        places: What has contents, and what they were.
+        frame: The attributes of modules.
+        objects: Dictionaries of the attributes of objects, and what they were.
+        places: What else has contents, and what they were.
         versions: Tensors that the arguments' objects hold, and their version counters.
     """
 
-    __slots__ = ("attributes", "places", "versions")
+    __slots__ = ("frame", "objects", "places", "versions")
 
     def __init__(self) -> None:
-        self.attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.frame: _Frame | None = None
+        self.objects: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.places: list[tuple[Any, Any]] = []
         self.versions: list[tuple[torch.Tensor, int]] = []
 
     def present(self) -> Kept:
         """Return the contents that the same places have now."""
-        now = Kept()
-        now.attributes = [(place, dict(place)) for place, _ in self.attributes]
+        now, frame = Kept(), self.frame
+        if frame is not None:
+            now.frame = frame if frame.stays() else _Frame(frame.own, strong=True)
+        now.objects = [(place, dict(place)) for place, _ in self.objects]
         now.places = [(place, _contents(place)) for place, _ in self.places]
         return now
 
-    def put_back(self) -> None:
-        """Give every place the contents that it had."""
-        for attributes, before in self.attributes:
+    def put_back(self, now: Kept | None = None) -> None:
+        """Give every place the contents that it had; ``now`` is what they have, if it is known."""
+        if self.frame is not None and (now is None or now.frame is not self.frame):
+            self.frame.put_back()
+        for attributes, before in self.objects:
             if not _same(attributes, before):
                 _put_back_attributes(attributes, before)
         for place, contents in self.places:
@@ -107,37 +194,6 @@ class Kept:
             )
 
 
-class _Attributes:
-    """One module's attributes, and what of them has contents of its own."""
-
-    __slots__ = ("before", "inner", "place", "tensors")
-
-    def __init__(self, place: dict[str, Any]) -> None:
-        self.place = place
-        self.before: dict[str, Any] | None = None
-        self.inner: list[Any] = []
-        self.tensors: list[tuple[str, torch.Tensor]] = []
-
-    def save(self, strong: bool) -> dict[str, Any]:
-        before = self.before
-        if before is not None and _same(self.place, before):
-            return before
-        before = dict(self.place)
-        own = [(name, value) for name, value in before.items() if name not in _STANDARD]
-        self.inner = [value for name, value in own if _may_change(value, name[0] != "_")]
-        tensors = [(name, value) for name, value in own if isinstance(value, torch.Tensor)]
-        self.tensors = [
-            (name, t) for name, t in tensors if t.grad_fn is None and not t.requires_grad
-        ]
-        # Otherwise a tensor would live on here when the module has let go of it.
-        self.before = None if tensors else before
-        if not strong:
-            for name, tensor in tensors:
-                if tensor.grad_fn is not None:
-                    before[name] = _Weak(tensor)
-        return before
-
-
 class Surroundings:
     """What a block's modules hold.
 
@@ -147,18 +203,24 @@ class Surroundings:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._num_children = -1
-        self._attributes: list[_Attributes] = []
+        self._own = _Own([])
+        self._frame: _Frame | None = None
+        self._tensors: list[tuple[Key, torch.Tensor]] = []
+        self._tables: list[dict[str, Any]] = []
+        self._children: list[Any] = [None]
         self.modules: list[nn.Module] = []
         self.buffers: list[dict[str, Any]] = []
 
     def look(self) -> bool:
         """Take in modules that were put in since; return whether there may be any."""
-        if sum([len(m._modules) for m in self.modules]) == self._num_children:
+        children = list(chain.from_iterable(map(dict.values, self._tables)))
+        if len(children) == len(self._children) and all(map(is_, children, self._children)):
             return False
         self.modules = list(self._module.modules())
-        self._num_children = sum(len(m._modules) for m in self.modules)
-        self._attributes = [_Attributes(vars(m)) for m in self.modules]
+        self._tables = [m._modules for m in self.modules]
+        self._children = list(chain.from_iterable(map(dict.values, self._tables)))
+        self._own = _Own(self.modules)
+        self._frame = None
         self.buffers = [m._buffers for m in self.modules]
         return True
 
@@ -180,26 +242,40 @@ class Surroundings:
         """
         kept = Kept()
         seen: set[int] = set()
-        for attributes in self._attributes:
-            kept.attributes.append((attributes.place, attributes.save(strong)))
-            for value in attributes.inner:
-                _walk(value, _DEPTH, kept, seen)
-        kept.places += [(buffers, dict(buffers)) for buffers in self.buffers]
+        frame = self._frame
+        if frame is None or not frame.stays():
+            frame = _Frame(self._own, strong)
+        kept.frame, self._frame = frame, None if frame.flat is None else frame
+        self._tensors = frame.tensors
+        for value in frame.inner:
+            _walk(value, _DEPTH, kept, seen)
         for value in (*args, *kwargs.values()):
             if type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
                 _walk_given(value, kept, seen, containers)
         return kept
 
-    def tensors(self) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
-        """Yield the tensors that are plain attributes and know no graph, each with its place."""
-        for attributes in self._attributes:
-            for name, tensor in attributes.tensors:
-                yield (id(attributes.place), name), tensor
+    def changeable(self) -> Iterator[tuple[Key, torch.Tensor]]:
+        """Yield the tensors that may be changed in place: buffers, and small ones in attributes.
+
+        The attributes are as :meth:`save` has seen them.
+        """
+        for buffers in self.buffers:
+            if buffers:
+                for name, tensor in buffers.items():
+                    if tensor is not None and not tensor.is_inference():
+                        yield (id(buffers), name), tensor
+        for key, tensor in self._tensors:
+            if tensor.nbytes <= _LARGEST_ATTRIBUTE_BYTES and not tensor.is_inference():
+                yield key, tensor
 
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return a tensor's version counter; a tensor made in inference mode has none."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+def _is_pytorchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 def _same(now: dict[str, Any], before: dict[str, Any]) -> bool:
@@ -260,7 +336,7 @@ def _walk_object(value: Any, kept: Kept) -> list[Any]:
     own = getattr(value, "__dict__", None)
     if isinstance(own, dict):
         before = dict(own)
-        kept.attributes.append((own, before))
+        kept.objects.append((own, before))
         items += before.values()
     names = tuple(
         name

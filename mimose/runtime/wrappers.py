@@ -11,10 +11,13 @@ import copy
 import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+from mimose.runtime.conditions import Conditions
 
 if TYPE_CHECKING:
     from mimose.runtime.executor import Executor
@@ -44,12 +47,25 @@ _refuse_compiling._torchdynamo_disable_msg = None  # type: ignore[attr-defined]
 
 
 class Switch:
-    """What the wrappers of one executor look at: the forward pass in progress, or None."""
+    """What the wrappers of one executor look at: the forward pass in progress, or None.
 
-    __slots__ = ("run",)
+    Another thread may go through the same model meanwhile, to evaluate it: that is no part of it.
+
+    Attributes:
+        outside: Runs a block that is called outside of such a pass; None if nobody looks.
+    """
+
+    __slots__ = ("outside", "run", "thread")
 
     def __init__(self) -> None:
         self.run: Run | None = None
+        self.outside: Callable[[BlockForward, Any, Any], Any] | None = None
+        self.thread = 0
+
+    def open(self, run: Run) -> None:
+        """Take up a pass, which is this thread's."""
+        self.thread = get_ident()
+        self.run = run
 
 
 class Wrapper:
@@ -78,6 +94,19 @@ class Wrapper:
         """The plain forward; ``inspect.signature`` follows it."""
         return self.inner
 
+    @property
+    def __code__(self) -> Any:
+        """That of the plain forward: ``torch.export`` asks for it."""
+        return self.inner.__code__
+
+    @property
+    def __globals__(self) -> Any:
+        """What ``torch.jit.script`` asks for, which reads source and would miss the wrapper."""
+        raise AttributeError(
+            "torch.jit.script cannot read a model that mimose is attached to: call detach() on "
+            "its handle first, and attach again afterwards"
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self.previous is not None:
             return copy.deepcopy(self.previous, memo)
@@ -100,10 +129,20 @@ class BlockForward(Wrapper):
         count: Calls so far in the forward pass in progress.
         numbers: Block numbers of its first, second, ... call.
         state: What running it twice would change.
+        conditions: What its calls depend on beside their arguments.
         checkpoints: Whether something within it runs checkpointed; None until looked for.
     """
 
-    __slots__ = ("checkpoints", "count", "index", "name", "numbers", "state", "switch")
+    __slots__ = (
+        "checkpoints",
+        "conditions",
+        "count",
+        "index",
+        "name",
+        "numbers",
+        "state",
+        "switch",
+    )
 
     def __init__(
         self, module: nn.Module, switch: Switch, index: int, name: str, state: StepState
@@ -113,9 +152,15 @@ class BlockForward(Wrapper):
         self.index = index
         self.name = name
         self.state = state
+        self.conditions = Conditions(module)
         self.checkpoints: bool | None = None
         self.count = 0
         self.numbers: list[int] = []
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the block was compiled."""
+        return _COMPILED in self.module.__dict__ and self.module.__dict__[_COMPILED] is not None
 
     def follow_compiling(self) -> None:
         """Move to where ``module.compile()`` put the compiled call, so as to stay outside of it.
@@ -141,8 +186,9 @@ class BlockForward(Wrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block as the pass in progress says, or plainly without one."""
         run = self.switch.run
-        if run is None:
-            return self.inner(*args, **kwargs)
+        if run is None or self.switch.thread != get_ident():
+            outside = self.switch.outside
+            return self.inner(*args, **kwargs) if outside is None else outside(self, args, kwargs)
         return run.call(self, args, kwargs)
 
 

@@ -53,10 +53,10 @@ def train(model, lengths, handle=None):
 
 def test_a_budget_that_is_exceeded_is_said_to_be():
     model = build()
-    with mimose.attach(model, "10MB", "baseline") as handle:
+    with mimose.attach(model, "40MB", "baseline") as handle:
         record = train(model, (8, 2000), handle)
         figures, summary = handle.statistics(), handle.summary()
-    over = record.peak_reserved_bytes - 10 * MIB
+    over = record.peak_reserved_bytes - 40 * MIB
     assert over > 0
     assert figures["num_violations"] == figures["num_over_budget"] == 1
     assert figures["over_budget_bytes"] == over
@@ -95,11 +95,11 @@ def test_what_ran_out_once_is_not_run_again():
 def test_a_refusal_adds_up():
     model = build()
     with mimose.attach(model, "60MB", sheltered=3) as handle:
-        train(model, (400, 600, 800))
+        train(model, (400, 600, 1000))
         with pytest.raises(mimose.Infeasible) as caught:
-            train(model, (1500,))
+            train(model, (1900,))
         text = str(caught.value)
-        assert handle.longest(torch.ones(8, 100, 64)) < 1500
+        assert handle.longest(torch.ones(8, 100, 64)) < 1900
     found = re.search(
         r"needs ([\d.]+) MiB even with every block recomputed: ([\d.]+) MiB are in use before it "
         r"\(.*?\), and ([\d.]+) MiB more in it\. The budget is 60\.00 MiB: give one of ([\d.]+) ",
@@ -113,13 +113,12 @@ def test_a_refusal_adds_up():
 
 def test_a_budget_that_fits_nothing_has_a_sentence_of_its_own():
     model = build()
-    with mimose.attach(model, "600KB", sheltered=1) as handle:
+    said = r"no mini-batch fits the budget of 600\.00 KiB: \S+ KiB are in use before it"
+    with mimose.attach(model, "600KB", sheltered=1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # That recomputing saves nothing to speak of.
         train(model, (8,))
-        with pytest.raises(
-            mimose.Infeasible, match=r"no mini-batch fits the budget of 600\.00 KiB"
-        ):
+        with pytest.raises(mimose.Infeasible, match=said):
             train(model, (8,))
-        assert handle.attached
 
 
 def test_checkpointing_turned_on_after_attaching_is_refused():

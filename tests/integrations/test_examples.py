@@ -47,7 +47,7 @@ def test_an_example_trains_as_without_and_goes_on_where_it_stopped(example, name
     assert train(whole) == plain
     said = capfd.readouterr().out
     assert "violations: 0" in said
-    assert re.search(r"^peak: .* MiB allocated$", said, flags=re.M)
+    assert re.search(r"^peak: .* MiB allocated, .* MiB reserved$", said, flags=re.M)
     first = train(parts, **part)
     assert first == plain[:8]
     assert sheltered(capfd) == 6
@@ -62,3 +62,10 @@ def test_every_example_is_tested():
     # Those of several processes in tests/distributed.
     together = {"with_ddp", "with_fsdp2"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "generated", *together}
+
+
+def test_those_of_several_processes_say_how_to_start_them(generated, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("sys.argv", ["examples/with_ddp.py"])
+    with pytest.raises(SystemExit, match=r"torchrun --nproc-per-node 2 examples/with_ddp\.py$"):
+        generated.join_processes()

@@ -107,6 +107,17 @@ def test_checkpointing_switched_on_by_hand_is_refused(trainer, generated):
         trainer(MimoseCallback("20MB"), model=model).train()
 
 
+def test_checkpointing_that_the_trainer_switches_on_is_refused(trainer, generated):
+    model = generated.build_model()
+    recent = "activation_checkpointing" in TrainingArguments.__dataclass_fields__
+    name = "activation_checkpointing" if recent else "gradient_checkpointing"
+    with (
+        mimose.attach(model, "20MB"),
+        pytest.raises(ValueError, match=r"turned on in .* after attaching, .* TrainingArguments"),
+    ):
+        trainer(Silent(), model=model, **{name: True}).train()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import mimose
+
 pytestmark = pytest.mark.filterwarnings("default")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/use.md"
@@ -85,3 +87,17 @@ def test_a_section_runs(generated, example, title, tmp_path, monkeypatch, capsys
         assert 20 <= used <= 30  # But for the first ten, and a few more that measured.
     if title == "It still runs out of memory":
         assert re.search(r"longest input that fits: \d+", capsys.readouterr().out)
+
+
+def test_every_line_of_the_summary_is_explained(generated):
+    model = generated.build_model()
+    texts = [generated.Texts(8)[0]]
+    with mimose.attach(model, generated.BUDGET, sheltered=1) as handle:
+        for length in (3, 3, 3):
+            batch = generated.collate(length * texts)
+            model(**batch).loss.backward()
+        lines = handle.summary().splitlines()[1:]
+    assert len(lines) >= 8
+    said = sections()["A loop of your own"].partition("### What the summary says")[2]
+    for line in lines:
+        assert f"**{line.partition(':')[0]}**" in said, line

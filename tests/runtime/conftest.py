@@ -1,3 +1,4 @@
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -31,6 +32,9 @@ class NoDevice:
 
     def seconds_between(self, start: float, end: float) -> float:
         return end - start
+
+    def host_memory(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def rng_state(self) -> Any:
         return torch.get_rng_state()

@@ -169,17 +169,13 @@ class Late(Layer):
         return super().forward(x)
 
 
-def test_a_buffer_that_starts_to_change_is_an_error_once(device: Any) -> None:
+def test_a_buffer_that_starts_to_change_is_rewound_at_once(device: Any) -> None:
     model = Stack(layer=Late)
     executor = attach(model, device)
-    executor.begin(Plan.recompute_each(4))
-    model(torch.randn(2, 8)).backward()
-    model.layers[1].counting = True
-    executor.begin(Plan.recompute_each(4))
-    with pytest.raises(RuntimeError, match=r"layers.1 changed its buffer calls"):
-        model(torch.randn(2, 8))
-    executor.begin(Plan.recompute_each(4))
-    model(torch.randn(2, 8)).backward()
+    for step in range(3):
+        model.layers[1].counting = step > 0
+        executor.begin(Plan.recompute_each(4))
+        model(torch.randn(2, 8)).backward()
     assert float(model.layers[1].calls) == 2
 
 
@@ -245,12 +241,8 @@ def test_a_region_whose_flow_changes_is_an_error_and_not_silently_wrong(device: 
     executor.begin(plan)
     model(x).backward()
     assert executor.effective_plan == plan
-    model.peek = True
-    fails("the model's output now holds results of blocks 0-3")
-    executor.begin(plan)
-    model(x)[0].backward()
-    assert executor.cuts == (1, 2, 3)
-    assert executor.effective_plan == Plan.recompute_each(4)
+    model.scales[3] = 0.5
+    fails("block 3 was not called as part of the recomputed blocks 0-3")
 
 
 def test_a_region_is_cut_where_arguments_differ(device: Any) -> None:

@@ -22,7 +22,7 @@ from mimose.planners.mimose.reserve import Need, Reserve
 from mimose.planners.mimose.scheduler import check_feasible, refuse_again
 from mimose.planners.mimose.storages import Packed
 from mimose.planners.mimose.worth import warn_if_useless
-from mimose.planners.options import byte_count, whole_number
+from mimose.planners.options import byte_count, check_margin, whole_number
 from mimose.records import (
     NO_AUTOCAST,
     NO_WORK,
@@ -144,6 +144,7 @@ class Mimose(Bound):
 
     def bind(self, info: ModelInfo) -> None:
         """Take the facts about the model; plans made for other facts are dropped."""
+        check_margin(self._fixed_margin, info.budget_bytes)
         previous, self._info = self._info, info
         self._candidates = recomputable(info)
         if previous is None or previous.budget_bytes != info.budget_bytes:
