@@ -71,7 +71,12 @@ class Undo:
         """
         self._rng = self._device.rng_state()
         self._look()
-        self._with_grad = [p for p in self._parameters() if p.grad is not None]
+        self._with_grad = [
+            parameter
+            for table in self._tables
+            for parameter in table.values()
+            if parameter is not None and parameter.grad is not None
+        ]
         self.possible = grads_are_zero or not any(
             bool(p.grad.any()) for p in self._with_grad if p.grad is not None
         )

@@ -230,7 +230,7 @@ class OpenRegion:
 
 
 def random_mark(device: Device) -> tuple[bytes, ...]:
-    """Return the random state as something to compare."""
+    """Return the random state as something to compare; nothing where no number is ever drawn."""
     state = device.rng_state()
     parts = state if isinstance(state, tuple) else (state,)
-    return tuple(part.numpy().tobytes() for part in parts)
+    return tuple(part.numpy().tobytes() for part in parts if part is not None)

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat, takewhile
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ _MISSING = object()
 # Never put back: `training` alone of what every module has is anybody's to change.
 _STANDARD = frozenset(vars(nn.Module())) - {"training"} | {"forward", "_compiled_call_impl"}
 _STANDARD_AND_MODE = _STANDARD | {"training"}
+_MODE = itemgetter("training")
 _LEFT_ALONE = frozenset(sys.stdlib_module_names) - {"collections", "types", "__main__"} | {
     "accelerate",
     "builtins",
@@ -70,7 +71,7 @@ class _Slots:
 class _Frame:
     """The attributes and buffers of all modules at one moment; steps share one that stays."""
 
-    __slots__ = ("before", "buffers", "flat", "inner", "modes", "own", "tensors")
+    __slots__ = ("before", "buffers", "flat", "inner", "modes", "own", "sizes", "tensors")
 
     def __init__(self, own: _Own, strong: bool) -> None:
         self.own = own
@@ -92,7 +93,8 @@ class _Frame:
             if t.grad_fn is None and not t.requires_grad
         ]
         # None where a tensor would live on here although the module has let go of it.
-        self.flat = None if tensors else own.flat()
+        self.flat = None if tensors else list(own.flat())
+        self.sizes = own.sizes()
         if not strong:
             for before, name, tensor in tensors:
                 if tensor.grad_fn is not None:
@@ -100,11 +102,8 @@ class _Frame:
 
     def stays(self) -> bool:
         """Whether no attribute has changed."""
-        flat = self.flat
-        if flat is None:
-            return False
-        now = self.own.flat()
-        return len(now) == len(flat) and all(map(is_, now, flat))
+        flat, own = self.flat, self.own
+        return flat is not None and own.sizes() == self.sizes and all(map(is_, own.flat(), flat))
 
     def put_back(self) -> None:
         """Give every attribute what it was."""
@@ -121,10 +120,11 @@ class _Frame:
 class _Own:
     """Where some modules keep attributes and buffers, and where the first own attribute is."""
 
-    __slots__ = ("buffers", "modules", "places", "starts")
+    __slots__ = ("attributes", "buffers", "modules", "places", "starts")
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
+        self.attributes = [vars(m) for m in modules]
         self.buffers = [m._buffers for m in modules]
         # PyTorch's own forwards set no attributes; hooks may.
         own = [
@@ -135,12 +135,16 @@ class _Own:
             len(list(takewhile(_STANDARD_AND_MODE.__contains__, place))) for place in self.places
         ]
 
-    def flat(self) -> list[Any]:
+    def flat(self) -> Iterator[Any]:
         """Return the values of all attributes and buffers, and the modes."""
         values = map(dict.values, self.places)
         own = chain.from_iterable(map(islice, values, self.starts, repeat(None)))
         buffers = chain.from_iterable(map(dict.values, self.buffers))
-        return [*own, *buffers, *[m.training for m in self.modules]]
+        return chain(own, buffers, map(_MODE, self.attributes))
+
+    def sizes(self) -> list[int]:
+        """Return how many attributes and buffers each module has."""
+        return [*map(len, self.places), *map(len, self.buffers)]
 
 
 class Kept:

@@ -124,7 +124,9 @@ def test_a_steps_bookkeeping_takes_microseconds(planner, report, no_garbage_coll
         handle.end()
         alone = bookkeeping(handle, lambda: None)
     report(microseconds_a_step=1e6 * alone)
-    assert alone <= 3 * 100e-6  # the machine may be busy
+    # Noting what an undone step would have to put back takes most of it: attributes, gradients and
+    # buffers of 150 modules are looked at. The machine may be busy: three times as much.
+    assert alone <= 3 * 200e-6
 
 
 @pytest.mark.slow
