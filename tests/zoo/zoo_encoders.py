@@ -25,7 +25,6 @@ ENCODERS = [
             d_inner=128,
         ),
         questions,
-        quick=True,
         note="no checkpointing of its own",
     ),
     Case(
