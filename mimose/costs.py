@@ -2,8 +2,9 @@
 
 A :class:`Profile` holds, for one size, the memory levels of a step in which *every block is
 recomputed on its own* and all gradients are resident. Memory adds up, so the level of any other
-plan at any moment is that level plus the activations that the plan keeps alive then, minus the
-outputs inside its regions, plus the gradients grown so far if they were not resident. That makes
+plan at any moment is that level plus the activations that the plan keeps alive then (less what it
+lets go of them), minus the outputs inside its regions, plus the gradients grown so far if they were
+not resident. That makes
 :func:`predict_peak` exact up to what the profile itself misses, and it serves every planner.
 
 Recomputing the block whose backward comes first frees nothing (its activations are back at once),
@@ -12,8 +13,8 @@ which the timeline shows by itself.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import add, sub
 
@@ -159,7 +160,13 @@ def predict_backward_flops(profile: Profile, plan: BlockPlan, cuts: Container[in
     return sum(profile.backward_flops) + round(again)
 
 
-def predict_peak(profile: Profile, plan: BlockPlan, info: ModelInfo, situation: Situation) -> Peak:
+def predict_peak(
+    profile: Profile,
+    plan: BlockPlan,
+    info: ModelInfo,
+    situation: Situation,
+    let_go: Mapping[int, int] | None = None,
+) -> Peak:
     """Return the highest level of allocated bytes in a step that carries out ``plan``.
 
     The maximum over the timeline: before the first block; each block's forward; the head; each
@@ -173,6 +180,9 @@ def predict_peak(profile: Profile, plan: BlockPlan, info: ModelInfo, situation: 
         info: The model; its gradient bytes count where ``situation`` says that they grow, and its
             cuts where a schedule would let an output go that something else still holds.
         situation: The state at the start of the step.
+        let_go: For blocks that are remade, the bytes of their activations that are not kept. Those
+            that are not named let nothing go. In its backward such a block is taken to need as much
+            as a recomputed one, and like that it holds its input.
 
     Raises:
         ValueError: If plan and profile have different numbers of blocks.
@@ -183,6 +193,8 @@ def predict_peak(profile: Profile, plan: BlockPlan, info: ModelInfo, situation: 
     grown = None if situation.grads_resident else grown_gradients(info, count)
     if isinstance(plan, Schedule):
         return _ScheduleTimeline(profile, grown, info.cuts or ()).run(plan, situation)
+    if plan.remade:
+        profile = _letting_values_go(profile, plan, let_go or {})
     kept = list(profile.activation)
     adding = list(profile.forward_activation)
     forward = list(profile.kept_peak)
@@ -218,6 +230,27 @@ def predict_peak(profile: Profile, plan: BlockPlan, info: ModelInfo, situation: 
     if highest_backward > top:
         top, where = highest_backward, f"backward of block {backwards.index(highest_backward)}"
     return Peak(situation.resident_bytes + top, where)
+
+
+def _letting_values_go(profile: Profile, plan: Plan, let_go: Mapping[int, int]) -> Profile:
+    """Return the profile of a step whose kept blocks keep less of their activations."""
+    activation, freed = list(profile.activation), list(profile.freed)
+    forward = list(profile.forward_activation)
+    for block in (r.block for r in plan.remade):
+        less = let_go.get(block, 0)
+        if freed:
+            # What was gone is held now.
+            less -= freed[block]
+            freed[block] = 0
+        activation[block] = max(0, activation[block] - less)
+        if forward:
+            forward[block] = max(0, forward[block] - less)
+    return replace(
+        profile,
+        activation=tuple(activation),
+        freed=tuple(freed),
+        forward_activation=tuple(forward),
+    )
 
 
 def _outside(
@@ -405,7 +438,10 @@ def _letting_go(profile: Profile, plan: Plan) -> range:
     """Return the blocks of whose shared inputs nothing is held in backward."""
     if not profile.shared:
         return range(0)
-    return range(plan.regions[-1].last + 1 if plan.regions else 0, profile.num_blocks)
+    first = plan.regions[-1].last + 1 if plan.regions else 0
+    if plan.remade:
+        first = max(first, plan.remade[-1].block + 1)
+    return range(first, profile.num_blocks)
 
 
 def _bases(profile: Profile, plan: Plan, items: Sequence[Region | int]) -> list[int]:

@@ -262,7 +262,7 @@ class Handle(Asked, Profiled):
             self._step.ordered = attempt.ordered
             self._executor.begin(attempt.ordered)
             return
-        self._executor.begin(decision.plan, collect=decision.collect)
+        self._executor.begin(decision.plan, collect=decision.collect, trace=decision.trace)
 
     def decide(self, size: Size) -> Decision:
         """Return what the planner would do for a mini-batch of ``size`` now, without doing it."""
@@ -308,8 +308,11 @@ class Handle(Asked, Profiled):
         record.peak_reserved_bytes = memory.peak_reserved
         record.num_alloc_retries = memory.num_alloc_retries
         record.peak_exact = memory.exact
-        if step.backward_done is not None and last.peak_allocated is not None:
-            record.optimizer_peak_bytes = last.peak_allocated - step.situation.resident_bytes
+        if step.backward_done is not None:
+            if not step.optimizer_noted:
+                step.note_optimizer(last)
+            if step.optimizer_peak is not None:
+                record.optimizer_peak_bytes = step.optimizer_peak - step.situation.resident_bytes
         if failed:
             record.outcome = outcome
             if self.planner.rescued and step.backward_done is None and not self._together.several:
@@ -504,9 +507,12 @@ class Handle(Asked, Profiled):
         if isinstance(plan, Eviction):
             return ()  # And on memory and time as they are in the step.
         if isinstance(plan, Plan):
-            if not plan.regions and not plan.cores:
+            if plan.keeps_all:
                 return (executor.exact,)
             spans = plan.spans_blocks
+            if plan.remade:
+                remaker = executor.remaker
+                return executor.exact, executor.cuts, remaker.missed, remaker.strays
         else:
             spans = True
         cuts = executor.cuts if spans else None
@@ -635,6 +641,9 @@ class Handle(Asked, Profiled):
             self._executor.warn_unplanned()
         if self._step is not None:
             self._step.optimized = self.device.now()
+            # Here, since a step of a user's own loop ends when the next one begins: data, an
+            # evaluation and whatever else comes in between are no part of the optimizer's step.
+            self._step.note_optimizer(self.device.mark())
 
 
 def _reading(read: SizeFunction) -> str:

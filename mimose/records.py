@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from mimose.menu import Traced
 from mimose.schedule import AnyPlan
 
 Size = tuple[int, ...]
@@ -143,6 +144,7 @@ class Decision:
         phase: What kind of step this is. Only planners that learn in the run have ``sheltered``
             and ``responsive`` steps; the others are ``static``, and ``profile`` while they measure.
         collect: Whether the executor must run the shuttling collector in this step.
+        trace: Whether the collector looks inside the blocks, too.
         predicted_peak_bytes: Predicted peak of allocated bytes (resident ones included), or None.
         cache_hit: Whether the plan came from the planner's cache; None without a cache.
         estimator_seconds: Time spent predicting.
@@ -161,6 +163,7 @@ class Decision:
     scheduler_seconds: float = 0.0
     release_cache: bool = False
     work: Work = NO_WORK
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,7 @@ class Collected:
         outside_seconds: Time of the forward and backward pass outside all blocks.
         outside_flops: FLOPs there; None where they were not counted.
         loss_peak_bytes: Peak level from the end of the last block's forward to that of the model's.
+        traced: What was seen inside blocks, where that was looked at; one a block at most.
     """
 
     blocks: tuple[BlockSample, ...]
@@ -257,6 +261,7 @@ class Collected:
     outside_seconds: float = 0.0
     outside_flops: int | None = None
     loss_peak_bytes: int = 0
+    traced: tuple[Traced, ...] = ()
 
 
 @dataclass(slots=True)

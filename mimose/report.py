@@ -34,6 +34,7 @@ class _Part:
     steps: int = 0
     sheltered: int = 0
     recomputed: int = 0
+    remade: int = 0
     violations: int = 0
     failures: int = 0
     over: int = 0
@@ -50,8 +51,9 @@ class _Part:
     def add(self, record: StepRecord, budget_bytes: int | None) -> None:
         self.steps += 1
         self.sheltered += record.phase == "sheltered"
-        recomputed = num_recomputed(record.plan)
+        recomputed, remade = num_recomputed(record.plan), num_remade(record.plan)
         self.recomputed += recomputed
+        self.remade += remade
         failed, over = is_violation(record), over_budget(record, budget_bytes)
         self.violations += failed or over > 0
         self.failures += failed
@@ -66,7 +68,7 @@ class _Part:
             return
         if self.peak is None or peak > self.peak:
             self.peak, self.predicted = peak, predicted
-        if recomputed and budget_bytes is not None and record.outcome == "ok":
+        if recomputed + remade and budget_bytes is not None and record.outcome == "ok":
             self.uses.append(peak / budget_bytes)
         if predicted is not None and record.outcome == "ok" and record.peak_exact:
             # What a sheltered step is predicted to need decides nothing about its plan.
@@ -101,6 +103,8 @@ class Tally:
         }
         if part.steps:
             figures["recomputed_blocks"] = part.recomputed / part.steps
+            if part.remade:
+                figures["remade_blocks"] = part.remade / part.steps
         if part.peak is not None:
             figures["peak_allocated_bytes"] = part.peak
         if part.predicted is not None:
@@ -124,6 +128,10 @@ class Tally:
             f"steps: {part.steps}, of which {part.sheltered} sheltered",
             f"recomputed: {part.recomputed / part.steps:.2f} of {num_blocks} blocks a step",
         ]
+        if part.remade:
+            lines.append(
+                f"made again in part: {part.remade / part.steps:.2f} of {num_blocks} blocks a step"
+            )
         held = [(part.peak, "allocated"), (part.reserved, "reserved")]
         known = [(taken, of) for taken, of in held if taken is not None]
         if known:
@@ -174,3 +182,8 @@ def _kinds(part: _Part) -> str:
 def num_recomputed(plan: AnyPlan) -> int:
     """Return how many blocks a plan recomputes; none, if it decides tensor by tensor."""
     return len(getattr(plan, "recomputed", ()))
+
+
+def num_remade(plan: AnyPlan) -> int:
+    """Return of how many blocks a plan makes single values again, or offloads them."""
+    return getattr(plan, "num_remade", 0)

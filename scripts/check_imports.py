@@ -42,6 +42,9 @@ ADAPTED = ("transformers", "accelerate", "lightning", "pytorch_lightning", "peft
 # The contracts that everything rests on: the standard library and one another only.
 CONTRACTS = (
     "mimose.plan",
+    "mimose.plan_parts",
+    "mimose.plan_text",
+    "mimose.menu",
     "mimose.eviction",
     "mimose.schedule",
     "mimose.costs",

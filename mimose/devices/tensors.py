@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -76,12 +75,12 @@ def copy_model(model: torch.nn.Module, device: torch.device) -> None:
         for tensor in tensors:
             if tensor.layout is not torch.strided or tensor.is_quantized:
                 tensor.data = tensor.data.to(device, copy=True)
-
-        def key(tensor: torch.Tensor) -> int:
-            return int(tensor.untyped_storage()._cdata)
-
-        for _, group in itertools.groupby(sorted(dense, key=key), key):
-            _copy_storage(list(group), device)
+        # In the model's own order, not in that of addresses: what is reserved depends on it.
+        sharing: dict[int, list[torch.Tensor]] = {}
+        for tensor in dense:
+            sharing.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        for group in sharing.values():
+            _copy_storage(group, device)
 
 
 def _copy_storage(tensors: list[torch.Tensor], device: torch.device) -> None:

@@ -167,4 +167,4 @@ class Agreement:
 
 
 def _is_set_of_blocks(plan: AnyPlan) -> Any:
-    return isinstance(plan, Plan) and not plan.spans_blocks and not plan.cores
+    return isinstance(plan, Plan) and not (plan.spans_blocks or plan.cores or plan.remade)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -50,7 +51,7 @@ class Fixed(Constant):
         """
         info, plan = self.info, self._plan
         if self._open_ended and plan.num_blocks < info.num_blocks:
-            plan = Plan(info.num_blocks, plan.regions, plan.cores)
+            plan = replace(plan, num_blocks=info.num_blocks)
         if info.exact and plan.num_blocks != info.num_blocks:
             raise ValueError(
                 f"the fixed plan covers {plan.num_blocks} blocks, but the model has "

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from mimose.plan import Plan
+from mimose.planners.mimose.forecast import Forecast
 from mimose.planners.mimose.scheduler import schedule
 from mimose.planners.static import Progress, Solution, Static, StepCosts
 from mimose.solvers import greedy
@@ -40,15 +41,10 @@ def greedy_plans(costs: StepCosts) -> list[Plan]:
     highest, lowest = costs.need_bytes(everything), costs.need_bytes(least)
     found = {everything: None, least: None}
     step = max((highest - lowest) // _LIMITS, 1)
+    forecast = Forecast(costs.profile, costs.packing)
     for limit in range(highest - 1, lowest - 1, -step):
         chosen = schedule(
-            costs.profile,
-            costs.info,
-            costs.situation,
-            limit,
-            costs.blocks,
-            costs.packing,
-            greedy.printed,
+            forecast, costs.info, costs.situation, limit, costs.blocks, greedy.printed
         )
         found[chosen.plan] = None
     return list(found)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +12,24 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from mimose.devices.base import Device
+
 Function = Callable[[bool, tuple[Any, ...], dict[str, Any]], Any]
 """Called as ``function(rerun, args, kwargs)``; ``rerun`` is False the first time."""
+
+_IMPORTED = "torch._dynamo"
+
+
+def prepare(device: Device) -> None:
+    """Import what PyTorch's ``checkpoint`` imports in its first call in a process.
+
+    One of those modules leaves the frames of its import in a reference cycle, with all frames below
+    them: within a step that would keep what the step has computed, until Python collects garbage.
+    """
+    if _IMPORTED not in sys.modules:
+        with device.host_memory():
+            importlib.import_module(_IMPORTED)
+        gc.collect()
 
 
 def checkpointed(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from mimose.plan import Plan
 from mimose.records import Collected
 from mimose.runtime.blocks import BlockModule
 from mimose.runtime.calls import CallOrder, Key
+from mimose.runtime.checkpointing import prepare
 from mimose.runtime.cores import SUPPORTED
 from mimose.runtime.dataflow import (
     DataFlow,
@@ -27,6 +28,7 @@ from mimose.runtime.dataflow import (
 )
 from mimose.runtime.evicting import Evictions
 from mimose.runtime.program import Program
+from mimose.runtime.remaking.remaker import Remaker
 from mimose.runtime.rerun import StepState
 from mimose.runtime.run import Run
 from mimose.runtime.scheduled import ScheduledPass
@@ -54,6 +56,7 @@ class Executor:
         keep_only: Blocks that must not run twice.
         cores: Blocks of which the attention core alone can run again; None until it was tried.
         evictions: What carries out a tensor-level policy.
+        remaker: What carries out the parts of plans that drop what kept blocks save.
         takes_transforms: Whether what it is to carry out is possible under ``torch.func``'s
             transforms; such a policy is.
         version: Rises whenever one of these facts changes.
@@ -90,6 +93,7 @@ class Executor:
         self.keep_only: frozenset[int] = frozenset()
         self.cores: frozenset[int] | None = None
         self.evictions = Evictions(model, device, budget_bytes)
+        self.remaker = Remaker(device)
         self.takes_transforms = False
         self._model = model
         self._device = device
@@ -97,6 +101,7 @@ class Executor:
         self._after_forward = after_forward
         self._on_out_of_memory = on_out_of_memory
         self._armed: tuple[AnyPlan, bool] | None = None
+        self._tracing = False
         self._effective: AnyPlan | None = None
         self._program: Program | None = None
         self._collector: Collector | None = None
@@ -128,7 +133,9 @@ class Executor:
         self._model_wrapper = ModelForward(model, self)
         self._number_blocks()
 
-    def begin(self, plan: AnyPlan, *, collect: bool = False, count: bool = False) -> None:
+    def begin(
+        self, plan: AnyPlan, *, collect: bool = False, count: bool = False, trace: bool = False
+    ) -> None:
         """Set what the model's next forward pass carries out.
 
         Args:
@@ -141,14 +148,18 @@ class Executor:
                 measure it, unless the collector has found that it cannot.
             count: Count FLOPs while collecting, which takes time of its own, wherever
                 :meth:`counting` is around both passes.
+            trace: Trace the blocks while collecting, too.
         """
         if self._collector is not None:
             self._collector.close()
         self._collector = None
         self.evictions.forget()
+        if collect or getattr(plan, "regions", ()):
+            prepare(self._device)
         if collect and self._measurable:
             self._collector = Collector(self._device, self._largest_gradient(), count=count)
         self._armed = (plan, collect)
+        self._tracing = trace
         self._effective = None
 
     def counting(self) -> AbstractContextManager[Any]:
@@ -212,6 +223,8 @@ class Executor:
                 memory for, whatever the budget. Nothing has changed then.
         """
         self.evictions.stop(regardless=True)
+        if self._collector is not None:
+            self._collector.close()
         self._switch.outside = None
         self._model_wrapper.remove()
         for wrapper in self._wrappers:
@@ -292,7 +305,7 @@ class Executor:
         if self._takes_use_cache:
             kwargs = {**kwargs, "use_cache": False}
         program, plan = self._translated(asked)
-        plain = program is None and not plan.regions and not plan.cores
+        plain = program is None and plan.keeps_all
         if plain and not collect and self.exact and not probing:
             with self._caches_off():
                 output = inner(*args, **kwargs)
@@ -326,6 +339,7 @@ class Executor:
             probing=probing or not self.exact,
             scheduled=scheduled,
             cores=cores,
+            remaker=self.remaker if plan.remade or (collect and self._tracing) else None,
         )
         for wrapper in self._wrappers:
             wrapper.count = 0

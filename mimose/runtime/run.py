@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mimose.devices.base import Device
-from mimose.plan import Plan, Region
+from mimose.plan import Plan, Region, Remade
 from mimose.runtime.calls import Key
 from mimose.runtime.changing import InputChange, InputWatch
 from mimose.runtime.checkpointing import active_checkpoint, checkpointed, keeps_state
@@ -19,6 +20,7 @@ from mimose.runtime.conditions import CallMemory, cache_weights, cached_weights
 from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import DataFlow, FlowRecorder, tensors_in
 from mimose.runtime.regions import OpenRegion, run_block
+from mimose.runtime.remaking.remaker import Remaker
 from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
 from mimose.runtime.standing import Astray, made_real
@@ -44,11 +46,14 @@ class Run:
         scheduled: Carries an explicit schedule out instead of the plan.
         cores: Blocks of which the attention core is recomputed on its own; in a collecting step
             within the recomputed block.
+        remaker: Carries out what the plan drops of what kept blocks save; in a collecting step
+            traces the blocks.
 
     Attributes:
         sequence: The calls made so far.
         ran: The calls that were checkpointed on their own.
         cored: The calls whose attention core was recomputed on its own.
+        remade: What calls dropped of what they save.
         free: Calls found to save nothing for backward, and so run plainly.
         keep_only: Calls that must not run twice, those found now included.
     """
@@ -67,6 +72,8 @@ class Run:
         "_plan",
         "_probing",
         "_recorder",
+        "_remade",
+        "_remaker",
         "_scheduled",
         "_split",
         "_trainable",
@@ -76,6 +83,7 @@ class Run:
         "free",
         "keep_only",
         "ran",
+        "remade",
         "sequence",
     )
 
@@ -95,9 +103,12 @@ class Run:
         probing: bool = False,
         scheduled: ScheduledPass | None = None,
         cores: Iterable[int] = (),
+        remaker: Remaker | None = None,
     ) -> None:
         self._plan = plan
         self._cores = frozenset(cores)
+        self._remaker = remaker
+        self._remade = {remade.block: remade for remade in plan.remade}
         self._scheduled = scheduled
         self._keys = tuple(keys)
         self._wrappers = {number: wrappers[index] for number, (index, _) in enumerate(keys)}
@@ -123,6 +134,7 @@ class Run:
         self.free: set[Key] = set()
         self.ran: set[Key] = set()
         self.cored: set[Key] = set()
+        self.remade: dict[Key, Remade] = {}
         self.sequence: list[Key] = []
 
     def call(self, wrapper: BlockForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -173,7 +185,9 @@ class Run:
             regions.append(_shifted(region, shift))
         cores = sorted(numbers[key] for key in self.cored - self.ran)
         ordered = tuple(sorted(regions, key=lambda r: r.first))
-        return Plan(max(len(numbers), 1), ordered, tuple(cores))
+        remade = [replace(done, block=numbers[key]) for key, done in self.remade.items()]
+        remade.sort(key=lambda r: r.block)
+        return Plan(max(len(numbers), 1), ordered, tuple(cores), tuple(remade))
 
     def _effective_schedule(self, scheduled: ScheduledPass, numbers: Mapping[Key, int]) -> AnyPlan:
         schedule = scheduled.schedule
@@ -234,9 +248,7 @@ class Run:
 
             cores = self._cores_of(key, block)
             with nullcontext() if cores is None else cores.recomputed(wrapper.module):
-                result = self._collector.run(
-                    key, wrapper, args, kwargs, rerun if twice else None, cores
-                )
+                result = self._collect(key, wrapper, args, kwargs, rerun if twice else None, cores)
             if cores is not None and cores.found:
                 self.cored.add(key)
         elif recompute:
@@ -248,6 +260,28 @@ class Run:
             result = self._keep(key, block, wrapper, args, kwargs)
         if recorder is not None:
             recorder.leave_block(result)
+        return result
+
+    def _collect(
+        self,
+        key: Key,
+        wrapper: BlockForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        rerun: Callable[[], Any] | None,
+        cores: Cores | None,
+    ) -> Any:
+        """Have a call measured, and traced where that is wanted and can be."""
+        collector, remaker = self._collector, self._remaker
+        assert collector is not None, "only collecting steps are measured"
+        if remaker is None or not remaker.usable(wrapper, key):
+            return collector.run(key, wrapper, args, kwargs, rerun, cores)
+        signature = remaker.signature(wrapper, args, kwargs)
+        tracer = remaker.tracer(wrapper, args, kwargs)
+        result = collector.run(key, wrapper, args, kwargs, rerun, cores, tracer)
+        trace = collector.traces.get(key)
+        if trace is not None:
+            remaker.learn(key, signature, trace)
         return result
 
     def _cores_of(self, key: Key, block: int) -> Cores | None:
@@ -264,7 +298,15 @@ class Run:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run a block that is kept, all of it or all but its attention core."""
+        """Run a block that is kept, all of it or all but what it makes again."""
+        remade, remaker = self._remade.get(block), self._remaker
+        if remade is not None and remaker is not None:
+            if not remaker.usable(wrapper, key) or _holds_cache(args, kwargs):
+                return self._alone(key, block, wrapper, args, kwargs)
+            result, dropped = remaker.run(key, wrapper, remade, args, kwargs)
+            if dropped:
+                self.remade[key] = remade
+            return result
         cores = self._cores_of(key, block)
         if cores is None or active_checkpoint() is not None:
             return wrapper.inner(*args, **kwargs)

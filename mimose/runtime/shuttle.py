@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,12 +29,15 @@ from mimose.runtime.checkpointing import active_checkpoint
 from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.ledger import OUTSIDE, Ledger
+from mimose.runtime.levels import Levels
+from mimose.runtime.remaking.tracing import Trace, Tracer, tracing
 from mimose.runtime.rerun import Snapshot
 from mimose.runtime.storages import (
     Saved,
     alive,
     also_saved,
     cast_sizes,
+    list_storage,
     listing,
     new_storages,
     remaining,
@@ -147,6 +150,7 @@ class Collector:
     Attributes:
         finished: Whether the backward pass has ended.
         keep_only: Calls found to change their arguments, which must not run twice.
+        traces: What the traces of calls that were to be traced have shown.
         gave_up: Whether nothing can be measured: what plain passes computed stays in memory.
     """
 
@@ -163,8 +167,10 @@ class Collector:
         self.gave_up = False
         self._largest_gradient = largest_gradient
         self.keep_only: set[Key] = set()
+        self.traces: dict[Key, Trace] = {}
         self._device = device
-        self._base = device.mark().allocated
+        self._levels = Levels(device)
+        self._base = self._levels.mark().allocated
         self._samples: dict[Key, _Sample] = {}
         self._last: _Sample | None = None
         self._first_peak = self._loss_peak = self._head_peak = self._tail_peak = 0
@@ -178,6 +184,7 @@ class Collector:
     def close(self) -> None:
         """Ignore whatever still arrives: another step has begun."""
         self._closed = True
+        self._levels.stop()
 
     def start(self) -> None:
         """Note that the forward pass begins."""
@@ -203,6 +210,7 @@ class Collector:
         kwargs: dict[str, Any],
         rerun: Callable[[], Any] | None,
         cores: Cores | None = None,
+        tracer: Tracer | None = None,
     ) -> Any:
         """Run a block call, measure it, and return its result.
 
@@ -213,12 +221,13 @@ class Collector:
             kwargs: Its keyword arguments.
             rerun: Runs the call checkpointed; None where it must not or need not run twice.
             cores: Has the block's attention core recomputed, if it is to be.
+            tracer: Traces the call, if it is to be traced.
         """
         if self.gave_up:
             return wrapper.inner(*args, **kwargs) if rerun is None else rerun()
-        device, ledger = self._device, self._ledger
+        device, ledger, levels = self._device, self._ledger, self._levels
         start = ledger.measure()
-        begin = device.mark()
+        begin = levels.mark()
         self._close_gap(begin)
         sample = self._samples[key] = self._last = _Sample(begin.allocated - self._base)
         inputs = list(tensors_in((args, kwargs)))
@@ -229,12 +238,12 @@ class Collector:
         sample.inside_checkpoint = outer is not None
         # Hugging Face's flag, switched on after the model was attached.
         sample.checkpointed = getattr(wrapper.module, "gradient_checkpointing", False) is True
-        low = device.mark().allocated
+        low = levels.mark().allocated
         ledger.begin(("forward", key))
         saved: Saved = {}
         captured = Captured()
         # Within someone's checkpoint nothing is saved, and hooks on top would hide it.
-        with listing(saved) if outer is None else nullcontext():
+        with _watching(saved, tracer) if outer is None else nullcontext():
             if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
                 look = partial(_look_for_checkpoint, active_checkpoint(), cores, found := [])
                 handle = register_module_forward_pre_hook(look)
@@ -247,8 +256,10 @@ class Collector:
                 result = wrapper.inner(*args, **kwargs)
         sample.began = sample.measured = start
         ledger.measure()
+        if tracer is not None and outer is None and not wrapper.checkpoints:
+            self.traces[key] = tracer.finish(result)
         sample.around_checkpoint = wrapper.checkpoints
-        high = device.mark()
+        high = levels.mark()
         outputs = new_storages((result, captured.added()), inputs)
         others = storages_of(wrapper.module, inputs).union(outputs)
         sample.saved_storages = tuple(alive(saved, others))
@@ -267,7 +278,7 @@ class Collector:
             snapshot.clear()
             sample.unsaved = self._unsaved((args, kwargs), saved)
             del args, kwargs
-            before_plain, low = low, device.mark().allocated
+            before_plain, low = low, levels.mark().allocated
             casts = cast_sizes(wrapper.module, device.torch_device.type)
             sample.copy_bytes = min(
                 max(0, low - before_plain), sum(round_up(size, ROUND) for size in casts)
@@ -275,7 +286,7 @@ class Collector:
             sample.activation = max(0, sample.activation - sample.copy_bytes)
             sample.measured = ledger.measure()
             result = rerun()
-            again = device.mark()
+            again = levels.mark()
             sample.passing = also_saved((result, captured.added()), inputs, outputs, saved)
             if again.peak_allocated is not None:
                 # Otherwise the plain pass, which holds more, stands for it.
@@ -334,7 +345,7 @@ class Collector:
     def leave(self) -> None:
         """Note that the model's forward pass is over."""
         if not (self._closed or self._arrived_at or self._last is None):
-            self._loss_peak = _peak(self._device.mark()) - self._base
+            self._loss_peak = _peak(self._levels.mark()) - self._base
 
     def _check_left(self, name: str, activation: int, left: int) -> None:
         """Give up once plain passes have left as much in memory as half of one of them keeps.
@@ -379,6 +390,7 @@ class Collector:
             outside_seconds=seconds[OUTSIDE],
             outside_flops=ledger.flops_of(OUTSIDE),
             loss_peak_bytes=self._loss_peak,
+            traced=tuple(trace.traced(number(key)) for key, trace in self.traces.items()),
         )
 
     def _close_gap(self, mark: Mark) -> None:
@@ -404,7 +416,7 @@ class Collector:
     def _arrived(self, key: Key, gradient: torch.Tensor) -> None:
         if self._closed or self.finished or key in self._arrived_at:
             return
-        mark = self._device.mark()
+        mark = self._levels.mark()
         if not self._arrived_at:
             self._head_peak = self._head(mark)
             for sample in self._samples.values():
@@ -422,7 +434,7 @@ class Collector:
         """A gradient arrived at the first block's input: its backward is over."""
         if self._closed or self.finished or self._open != key:
             return
-        self._close_segment(self._device.mark())
+        self._close_segment(self._levels.mark())
         self._open = None
         self._ledger.begin(OUTSIDE)
 
@@ -456,15 +468,26 @@ class Collector:
     def _end(self) -> None:
         if self._closed:
             return
-        mark = self._device.mark()
+        mark = self._levels.mark()
         self._close_segment(mark)
         self._tail_peak = max(self._tail_peak, mark.allocated - self._base)
+        self._levels.stop()
         self._ledger.measure()
         self.finished = True
 
 
 def _peak(mark: Mark) -> int:
     return mark.allocated if mark.peak_allocated is None else mark.peak_allocated
+
+
+def _watching(saved: Saved, tracer: Tracer | None) -> AbstractContextManager[Any]:
+    """Return the context in which a block's plain pass is listed, and traced if it is to be."""
+    if tracer is None:
+        return listing(saved)
+    stack = ExitStack()
+    stack.enter_context(tracing(tracer, partial(list_storage, saved)))
+    stack.enter_context(tracer)
+    return stack
 
 
 def _look_for_checkpoint(

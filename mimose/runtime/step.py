@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mimose.devices.base import Device
+from mimose.devices.base import Device, Mark
 from mimose.records import Decision, Situation, Size, StepRecord
 from mimose.runtime.executor import Executor
 from mimose.schedule import AnyPlan
@@ -30,6 +30,8 @@ class OpenStep:
         carried_out: What the forward pass really carried out, or None before it ended.
         backward_done: When the optimizer began, or None.
         optimized: When the optimizer ended, or None.
+        optimizer_noted: Whether an optimizer's peak was noted.
+        optimizer_peak: Highest allocated bytes while optimizers stepped, or None if unknown.
     """
 
     def __init__(
@@ -57,11 +59,22 @@ class OpenStep:
         self.carried_out: AnyPlan | None = None
         self.backward_done: Any = None
         self.optimized: Any = None
+        self.optimizer_noted = False
+        self.optimizer_peak: int | None = None
 
     @property
     def plan(self) -> AnyPlan:
         """What the step carries out, as far as its forward pass has shown."""
         return self.carried_out or self.ordered or self.decision.plan
+
+    def note_optimizer(self, mark: Mark) -> None:
+        """Note what an optimizer's step took; of several the most, unknown if that of one is."""
+        peak = mark.peak_allocated
+        if self.optimizer_noted and (peak is None or self.optimizer_peak is None):
+            peak = None
+        elif self.optimizer_peak is not None and peak is not None:
+            peak = max(peak, self.optimizer_peak)
+        self.optimizer_noted, self.optimizer_peak = True, peak
 
     def record(self, device: Device, executor: Executor) -> StepRecord:
         """Return the step as a record, without its memory figures."""

@@ -20,16 +20,21 @@ def listing(saved: Saved) -> Iterator[None]:
     """List the storages that are saved for backward."""
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout == torch.strided:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in saved:
-                # The reference also keeps its identity from being another storage's later.
-                saved[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        list_storage(saved, tensor)
         # Detached: a node that saves its own output would keep itself alive otherwise.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, _same):
         yield
+
+
+def list_storage(saved: Saved, tensor: torch.Tensor) -> None:
+    """List the storage of one tensor that is saved for backward."""
+    if tensor.layout == torch.strided:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in saved:
+            # The reference also keeps its identity from being another storage's later.
+            saved[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
 
 
 def alive(saved: Saved, but: set[int]) -> list[int]:

@@ -11,6 +11,7 @@ from transformers import BatchEncoding
 
 from mimose.devices.cpu import CpuDevice
 from mimose.devices.tensors import model_tensors, storage_bytes
+from mimose.devices.trace import StepPeaks, trace_of_recording
 
 Pair = namedtuple("Pair", "first second")
 
@@ -131,3 +132,17 @@ def test_model_without_data_is_refused(device: CpuDevice) -> None:
 def test_storage_bytes_count_shared_storages_once() -> None:
     model = Tied()
     assert storage_bytes(model_tensors(model)) == 3200 + 200 + 160 + 3
+
+
+def test_a_model_lies_in_memory_in_its_own_order(device: CpuDevice) -> None:
+    # Not in that of addresses, which chance decides: what is reserved would depend on it.
+    with device.host_memory():
+        made = [torch.nn.Linear(128, 8 + number, bias=False) for number in range(16)]
+    for layers in (made, made[::-1]):
+        model = torch.nn.Sequential(*layers)
+        device.record()
+        device.begin_step()
+        device.adopt(model)
+        recorded = device.recorded_events()
+        step = trace_of_recording(recorded, [StepPeaks(0, 0, 0)], device="cpu", torch="").steps[0]
+        assert [e for e in step.events if e > 0] == [layer.weight.nbytes for layer in layers]

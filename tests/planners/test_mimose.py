@@ -303,7 +303,7 @@ def test_state_of_another_model_is_refused(machine):
     other.bind(machine(num_blocks=6, budget=4 * GB).info)
     with pytest.raises(ValueError, match="12 blocks"):
         other.load_state_dict(planner.state_dict())
-    with pytest.raises(ValueError, match="not the state of a mimose planner"):
+    with pytest.raises(ValueError, match="not the state of the planner mimose"):
         other.load_state_dict({"known": 3})
 
 

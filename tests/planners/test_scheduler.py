@@ -6,6 +6,7 @@ import pytest
 
 from mimose.costs import Infeasible, predict_peak
 from mimose.plan import Plan
+from mimose.planners.mimose.forecast import Forecast
 from mimose.planners.mimose.scheduler import check_feasible, schedule
 from mimose.solvers import greedy
 
@@ -25,7 +26,9 @@ def test_plans_fit_wherever_a_plan_does(machine, share, pick):
     m = machine()
     profile, situation, full, none = bounds(m)
     allowed = full + int(share * (none - full))
-    plan, peak, *_ = schedule(profile, m.info, situation, allowed, range(m.count), pick=pick)
+    plan, peak, *_ = schedule(
+        Forecast(profile), m.info, situation, allowed, range(m.count), pick=pick
+    )
     assert peak.bytes <= allowed
     assert peak == predict_peak(profile, plan, m.info, situation)
     assert bool(plan.regions) == (share < 1.0)
@@ -36,7 +39,7 @@ def test_at_most_one_block_more_than_the_best_plan_of_like_blocks(machine):
     profile, situation, full, none = bounds(m)
     for share in (0.3, 0.6, 0.9):
         allowed = full + int(share * (none - full))
-        plan, *_ = schedule(profile, m.info, situation, allowed, range(6))
+        plan, *_ = schedule(Forecast(profile), m.info, situation, allowed, range(6))
         fewest = next(
             n
             for n in range(7)
@@ -51,7 +54,7 @@ def test_goes_on_where_the_credit_was_too_good(machine):
     """Algorithm 1 would stop at the last block, which frees nothing."""
     m = machine()
     profile, situation, _, none = bounds(m)
-    plan, peak, *_ = schedule(profile, m.info, situation, none - 1, [11, 3])
+    plan, peak, *_ = schedule(Forecast(profile), m.info, situation, none - 1, [11, 3])
     assert greedy.printed(profile.activation, 1, [11]) == [11]
     assert peak.bytes < none
     assert 3 in plan.recomputed
@@ -60,7 +63,7 @@ def test_goes_on_where_the_credit_was_too_good(machine):
 def test_everything_is_recomputed_where_nothing_fits(machine):
     m = machine()
     profile, situation, full, _ = bounds(m)
-    plan, peak, *_ = schedule(profile, m.info, situation, full - 1, range(m.count))
+    plan, peak, *_ = schedule(Forecast(profile), m.info, situation, full - 1, range(m.count))
     assert plan == Plan.recompute_each(m.count)
     assert peak.bytes == full
 
@@ -68,7 +71,7 @@ def test_everything_is_recomputed_where_nothing_fits(machine):
 def test_only_candidates_are_recomputed(machine):
     m = machine()
     profile, situation, full, _ = bounds(m)
-    plan, *_ = schedule(profile, m.info, situation, full, [2, 5])
+    plan, *_ = schedule(Forecast(profile), m.info, situation, full, [2, 5])
     assert plan.recomputed == {2, 5}
 
 

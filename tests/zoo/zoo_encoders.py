@@ -25,6 +25,7 @@ ENCODERS = [
             d_inner=128,
         ),
         questions,
+        quick=True,
         note="no checkpointing of its own",
     ),
     Case(

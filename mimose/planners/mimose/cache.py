@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mimose.plan import Plan
-from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.storages import Packed
 from mimose.records import Situation, Size
 from mimose.solvers.packing import Segments
@@ -59,17 +59,19 @@ class Entry:
     ends: tuple[int, int]
     segments: dict[Size, Segments | None] = field(default_factory=dict)
 
-    def segments_at(self, size: Size, estimator: Estimator) -> Segments | None:
+    def segments_at(self, size: Size, packed: Callable[[Size, Plan], Packed]) -> Segments | None:
         """Return the segments that a step of exactly this size takes; None if unknown.
 
         What it leaves cached is of its own size, and of no use to a slightly larger step.
+
+        Args:
+            size: The size.
+            packed: Predicts how a plan's tensors lie in segments at a size.
         """
         if size == self.size or self.packed.segments is None:
             return self.packed.segments
         if size not in self.segments:
-            packing = estimator.packing(size)
-            packed = None if packing is None else packing.pack(sorted(self.plan.recomputed))
-            self.segments[size] = None if packed is None else packed.segments
+            self.segments[size] = packed(size, self.plan).segments
         return self.segments[size]
 
     def holds(
@@ -96,7 +98,7 @@ class Entry:
         needed = self.needed(margin, inflation)
         if needed > budget and needed > self.needed_bytes:
             return False
-        return not self.plan.regions or needed + slack >= self.needed_bytes
+        return self.plan.keeps_all or needed + slack >= self.needed_bytes
 
     def needed(self, margin: int, inflation: float) -> int:
         """Return the bytes that the entry needs with this margin and inflation."""

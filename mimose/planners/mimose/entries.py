@@ -7,15 +7,17 @@ what it needs, and it stays if it fits and if a plan made now would not recomput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mimose.costs import Profile, predict_peak
 from mimose.plan import Plan
 from mimose.planners.mimose.cache import Entry
-from mimose.planners.mimose.scheduler import schedule
-from mimose.planners.mimose.storages import Packed, Packing
+from mimose.planners.mimose.forecast import Forecast
+from mimose.planners.mimose.scheduler import Scheduled, schedule
 from mimose.records import ModelInfo, Situation, Size
+
+Choose = Callable[[Forecast, ModelInfo, Situation, int, Sequence[int]], Scheduled]
+"""Chooses a plan, see :func:`mimose.planners.mimose.scheduler.schedule`."""
 
 # Plans are made for a little more than what is resident now, so that the next batch's few more
 # bytes do not call for a new one; and are made anew once they are this much too careful.
@@ -66,20 +68,20 @@ class Terms:
 
 def make(
     key: Size,
-    profiles: Sequence[Profile],
-    packing: Packing | None,
+    forecasts: Sequence[Forecast],
     situation: Situation,
     terms: Terms,
+    choose: Choose = schedule,
 ) -> tuple[Entry, int]:
     """Plan for the rounded-up size, and predict both ends of what rounds up to it.
 
     Args:
         key: The rounded-up size.
-        profiles: Of the size to plan for, of the smallest one that rounds up to ``key`` and,
-            where it is not the one to plan for, of ``key`` itself.
-        packing: What is lost between tensors at the size to plan for.
+        forecasts: Of the size to plan for, with what is lost between its tensors, of the smallest
+            one that rounds up to ``key`` and, where it is not the one to plan for, of ``key``.
         situation: The state at the start of the step.
         terms: What the plan has to keep to.
+        choose: Chooses the plan.
 
     Returns:
         The entry, and how many blocks were weighed for it.
@@ -90,9 +92,7 @@ def make(
     # Inflation raises the step's bytes; the scheduler's bound is lowered to match.
     room = terms.budget_bytes - terms.margin_bytes - resident
     allowed = resident + int(room / (1.0 + terms.inflation))
-    plan, peak, packed, weighed = schedule(
-        profiles[0], terms.info, roomy, allowed, terms.candidates, packing
-    )
+    plan, peak, packed, weighed = choose(forecasts[0], terms.info, roomy, allowed, terms.candidates)
     step_bytes = peak.bytes - resident
     entry = Entry(
         plan=plan,
@@ -106,15 +106,14 @@ def make(
         + terms.margin_bytes,
         step_bytes=step_bytes,
         packed=packed,
-        ends=_ends(step_bytes, profiles, plan, situation, terms.info),
+        ends=_ends(step_bytes, forecasts, plan, situation, terms.info),
     )
-    return entry, weighed + (len(profiles) - 1) * profiles[0].num_blocks
+    return entry, weighed + (len(forecasts) - 1) * forecasts[0].profile.num_blocks
 
 
 def judge(
     earlier: Entry,
-    profiles: Sequence[Profile],
-    packing: Packing | None,
+    forecasts: Sequence[Forecast],
     situation: Situation,
     terms: Terms,
 ) -> Entry | None:
@@ -125,8 +124,7 @@ def judge(
 
     Args:
         earlier: The entry.
-        profiles: By the present fit, see :func:`make`.
-        packing: By the present fit, likewise.
+        forecasts: By the present fit, see :func:`make`.
         situation: The state at the start of the step.
         terms: What the plan has to keep to.
 
@@ -134,39 +132,34 @@ def judge(
         None if it no longer fits, if it was made for another state, or if one of its blocks
         need not be recomputed any more.
     """
-    plan, profile = earlier.plan, profiles[0]
-    step_bytes = step_bytes_of(profile, plan, situation, terms.info)
+    plan, forecast = earlier.plan, forecasts[0]
+    step_bytes = forecast.step_bytes(plan, terms.info, situation)
     recomputed = sorted(plan.recomputed)
     entry = replace(
         earlier,
         step_bytes=step_bytes,
-        packed=Packed() if packing is None else packing.pack(recomputed),
-        ends=_ends(step_bytes, profiles, plan, situation, terms.info),
+        packed=forecast.packed(plan),
+        ends=_ends(step_bytes, forecasts, plan, situation, terms.info),
         segments={},
     )
     slack = None
     if recomputed:
         room = terms.budget_bytes - entry.needed(terms.margin_bytes, terms.inflation)
-        if room >= terms.inflated(min(profile.activation[b] for b in recomputed)):
+        if room >= terms.inflated(min(forecast.profile.activation[b] for b in recomputed)):
             # One block fewer would do. If it would have when the plan was made, the greedy rule
             # chose otherwise, and would again.
             slack = terms.unit_bytes
     return entry if terms.hold(entry, situation, slack) else None
 
 
-def step_bytes_of(profile: Profile, plan: Plan, situation: Situation, info: ModelInfo) -> int:
-    """Return the predicted peak of a step above the resident bytes."""
-    return predict_peak(profile, plan, info, situation).bytes - situation.resident_bytes
-
-
 def _ends(
     step_bytes: int,
-    profiles: Sequence[Profile],
+    forecasts: Sequence[Forecast],
     plan: Plan,
     situation: Situation,
     info: ModelInfo,
 ) -> tuple[int, int]:
-    low = step_bytes_of(profiles[1], plan, situation, info)
-    if len(profiles) == 2:
+    low = forecasts[1].step_bytes(plan, info, situation)
+    if len(forecasts) == 2:
         return low, step_bytes
-    return low, step_bytes_of(profiles[2], plan, situation, info)
+    return low, forecasts[2].step_bytes(plan, info, situation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from mimose.planners.mimose.cache import Entry
 from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, Row, Sample, SampleStore, to_row
 from mimose.planners.mimose.estimator import Estimator
 from mimose.records import ModelInfo, Size, StepRecord
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _ENOUGH_SHAPES = 3
 _UNKNOWN_STATES_PER_GRADIENT = 2  # Adam's two moments.
@@ -170,7 +173,7 @@ class Knowledge:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Knowledge:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the knowledge that :meth:`to_json` wrote."""
         self = cls(tuple(data["block_names"]), casts=bool(data.get("casts", True)))
         self.iterations = int(data["iterations"])

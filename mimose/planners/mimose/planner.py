@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,10 +16,16 @@ from mimose.planners.mimose import authors, entries
 from mimose.planners.mimose.cache import Entry, least_of, round_up
 from mimose.planners.mimose.drift import Drift
 from mimose.planners.mimose.estimator import Estimator
+from mimose.planners.mimose.forecast import Forecast
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.ran_out import RanOut
 from mimose.planners.mimose.reserve import Need, Reserve
-from mimose.planners.mimose.scheduler import check_feasible, refuse_again
+from mimose.planners.mimose.scheduler import (
+    Scheduled,
+    check_feasible,
+    refuse_again,
+    schedule,
+)
 from mimose.planners.mimose.storages import Packed
 from mimose.planners.mimose.worth import warn_if_useless
 from mimose.planners.options import byte_count, check_margin, whole_number
@@ -105,6 +111,7 @@ class Mimose(Bound):
 
     name: ClassVar[str] = "mimose"
     rescued: ClassVar[bool] = True
+    _knowledge: ClassVar[type[Knowledge]] = Knowledge
 
     def __init__(
         self,
@@ -252,7 +259,7 @@ class Mimose(Bound):
         known = self._known.get(signature)
         if known is None or (known.block_names != info.block_names and info.exact):
             casts = NO_AUTOCAST not in signature
-            known = self._known[signature] = Knowledge(info.block_names, casts=casts)
+            known = self._known[signature] = self._knowledge(info.block_names, casts=casts)
         learned = 0
         if known.block_names == info.block_names:
             learned = known.learn(record, info)
@@ -308,8 +315,10 @@ class Mimose(Bound):
             return 0
         if known.block_names != info.block_names:
             return 0
-        packing = known.estimator(record.situation.grads_resident, info).packing(record.size)
-        return 0 if packing is None else packing.pack(sorted(record.plan.recomputed)).waste_bytes
+        if not isinstance(record.plan, Plan):
+            return 0
+        estimator = known.estimator(record.situation.grads_resident, info)
+        return self._packed(record.size, record.plan, known, estimator).waste_bytes
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, as plain data: a planner that loads it needs no measuring."""
@@ -326,10 +335,10 @@ class Mimose(Bound):
             ValueError: If ``state`` is not that, or belongs to a model with other blocks.
         """
         try:
-            known = {str(s): Knowledge.from_json(k) for s, k in state["known"].items()}
+            known = {str(s): self._knowledge.from_json(k) for s, k in state["known"].items()}
             reserve = state["reserve"]
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError("this is not the state of a mimose planner") from error
+            raise ValueError(f"this is not the state of the planner {self.name}") from error
         if self._info is not None and self._info.exact:
             strangers = [k for k in known.values() if k.block_names != self._info.block_names]
             if strangers:
@@ -399,12 +408,11 @@ class Mimose(Bound):
     ) -> tuple[int, Packed]:
         """Return a sheltered step's peak above the resident bytes, and how its tensors lie."""
         profile = estimator.predict(estimator.clip(size))
-        step_bytes = entries.step_bytes_of(profile, plan, situation, self.info)
+        forecast = Forecast(profile, estimator.packing(size))
+        step_bytes = forecast.step_bytes(plan, self.info, situation)
         # The collector runs each block's forward once with its activations kept.
         step_bytes = max(step_bytes, max(map(sum, zip(profile.level, profile.kept_peak))))
-        packing = estimator.packing(size)
-        packed = Packed() if packing is None else packing.pack(sorted(plan.recomputed))
-        return step_bytes, packed
+        return step_bytes, forecast.packed(plan)
 
     def _respond(
         self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
@@ -422,33 +430,32 @@ class Mimose(Bound):
         below = size[1:] != estimator.clip(size)[1:]
         if entry is None or not hit:
             low = least_of(key, self._cache_step)
-            profiles = [estimator.predict(estimator.clip(key)), estimator.predict(low)]
-            if below:
-                profiles.append(estimator.predict(key))
+            sizes = [estimator.clip(key), low, *([key] if below else [])]
+            forecasts = [self._forecast(s, known, estimator) for s in sizes]
+            forecasts[0] = replace(forecasts[0], packing=estimator.packing(key))
             predicted = time.perf_counter()
-            packing = estimator.packing(key)
             entry = None
-            candidates = 0
+            candidates, estimates = 0, len(sizes) * self.info.num_blocks
             if earlier is not None:
-                entry = entries.judge(earlier, profiles, packing, situation, terms)
-                candidates = len(profiles) * profiles[0].num_blocks
+                entry = entries.judge(earlier, forecasts, situation, terms)
+                candidates = estimates
             hit = entry is not None
             if entry is None:
-                entry, weighed = entries.make(key, profiles, packing, situation, terms)
+                entry, weighed = entries.make(key, forecasts, situation, terms, self._choose)
                 candidates += weighed
                 if not self._weighed and entry.plan.num_recomputed == len(self._candidates) > 0:
                     self._weighed = True
-                    warn_if_useless(profiles[0], entry.plan, self.info, situation, key)
+                    profile = forecasts[0].profile
+                    warn_if_useless(profile, entry.plan, self.info, situation, key)
             known.plans[key] = entry
-            estimates = len(profiles) * profiles[0].num_blocks
             work = Work(lookups=1, estimates=estimates, candidates=candidates)
-        if below and entry.plan.regions:
+        if below and not entry.plan.keeps_all:
             # Planned as for the smallest size seen, it would recompute: worth a sample.
             return self._shelter(size, situation, known, reserve, started, work)
         step_bytes = entry.step_bytes_at(size, self._cache_step)
         resident = situation.resident_bytes
         peak = resident + self._inflated(step_bytes)
-        held = entry.segments_at(size, estimator)
+        held = entry.segments_at(size, lambda s, plan: self._packed(s, plan, known, estimator))
         need = Need(peak + entry.packed.waste_bytes, held, entry.packed.waste_bytes)
         self._pending = _Pending(entry.plan, step_bytes, need, exact_size=not below)
         # Only a plan that recomputes all it can may exceed the budget; the rounded-up size's peak
@@ -461,6 +468,25 @@ class Mimose(Bound):
             predicted_peak_bytes=resident + step_bytes,
         )
         return self._decide(decision, size, need, situation, reserve, started, predicted, work)
+
+    def _forecast(self, size: Size, known: Knowledge, estimator: Estimator) -> Forecast:
+        """Return what a step of this size takes, but for what is lost between its tensors."""
+        return Forecast(estimator.predict(size))
+
+    def _packed(self, size: Size, plan: Plan, known: Knowledge, estimator: Estimator) -> Packed:
+        """Return how a plan's tensors lie in segments at a size."""
+        packing = estimator.packing(size)
+        return Packed() if packing is None else packing.pack(sorted(plan.recomputed))
+
+    def _choose(
+        self,
+        forecast: Forecast,
+        info: ModelInfo,
+        situation: Situation,
+        allowed_bytes: int,
+        candidates: Sequence[int],
+    ) -> Scheduled:
+        return schedule(forecast, info, situation, allowed_bytes, candidates)
 
     def _authors(
         self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float

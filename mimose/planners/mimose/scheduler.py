@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mimose.costs import Infeasible, Peak, Profile, predict_peak
+from mimose.costs import Infeasible, Peak
 from mimose.plan import Plan
-from mimose.planners.mimose.storages import Packed, Packing
+from mimose.planners.mimose.forecast import Forecast
+from mimose.planners.mimose.storages import Packed
 from mimose.records import ModelInfo, Situation, Size
 from mimose.solvers import greedy
 from mimose.solvers.packing import SMALL_SEGMENT
@@ -40,24 +41,22 @@ class Scheduled(NamedTuple):
 
 
 def schedule(
-    profile: Profile,
+    forecast: Forecast,
     info: ModelInfo,
     situation: Situation,
     allowed_bytes: int,
     candidates: Sequence[int],
-    packing: Packing | None = None,
     pick: Pick = greedy.printed,
 ) -> Scheduled:
     """Return the blocks to recompute so that the step fits into ``allowed_bytes``.
 
     Args:
-        profile: Costs of the step.
+        forecast: What the step is predicted to take.
         info: The model.
         situation: The state at the start of the step.
         allowed_bytes: Bound on the predicted peak and what is lost to packing at it: the budget
             less the margin.
         candidates: Blocks that may be recomputed.
-        packing: Predicts what is lost to packing; nothing is, by default.
         pick: The greedy rule.
 
     Returns:
@@ -66,17 +65,17 @@ def schedule(
     """
     chosen: list[int] = []
     left = list(candidates)
-    weighed = 0
+    weighed, count = 0, forecast.profile.num_blocks
     while True:
-        plan = Plan.recompute_each(profile.num_blocks, chosen)
-        peak = predict_peak(profile, plan, info, situation)
-        weighed += profile.num_blocks
-        packed = Packed() if packing is None else packing.pack(chosen)
+        plan = Plan.recompute_each(count, chosen)
+        peak = forecast.peak(plan, info, situation)
+        weighed += count
+        packed = forecast.packed(plan)
         excess = peak.bytes + packed.waste_bytes - allowed_bytes
         if excess <= 0 or not left:
             return Scheduled(plan, peak, packed, weighed)
         # Candidates that free nothing by their own account are of no use to the algorithm either.
-        picked = pick(profile.activation, excess, left) or left
+        picked = pick(forecast.profile.activation, excess, left) or left
         weighed += len(left) + len(picked)
         chosen.extend(picked)
         gone = frozenset(picked)

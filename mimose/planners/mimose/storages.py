@@ -7,7 +7,7 @@ that a handful of distinct polynomials describes a whole model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,13 +46,18 @@ class Packing:
         self._outputs = outputs
         self._kept = kept
         self._all = kept.sum(axis=0)
+        self._places: dict[tuple[int, ...], list[int]] = {}
 
-    def pack(self, recomputed: Sequence[int]) -> Packed:
+    def pack(
+        self, recomputed: Sequence[int], let_go: Mapping[int, Sequence[int]] | None = None
+    ) -> Packed:
         """Return how the blocks' tensors lie in segments at the peak of the step.
 
         Args:
             recomputed: The blocks that are recomputed. The last block's activations are there at
                 the peak in any case: its backward comes first.
+            let_go: For each kept block that lets values go, the bytes of each. One of a size that
+                the block is not known to keep is taken to be there still.
         """
         counts = self._all
         if recomputed:
@@ -62,8 +67,33 @@ class Packing:
             if last in dropped:
                 counts = counts + (self._kept[last] - self._outputs[last])
         numbers = counts.tolist()
+        for block, values in (let_go or {}).items():
+            if block < len(self._kept) - 1:
+                self._take_out(numbers, block, values)
         found = segments(self._sizes, numbers)
         return Packed(found, found.bytes - allocated_bytes(self._sizes, numbers))
+
+    def _take_out(self, numbers: list[int], block: int, values: Sequence[int]) -> None:
+        """Take a block's values out of ``numbers``, how many there are of each size."""
+        key = (block, *values)
+        found = self._places.get(key)
+        if found is None:
+            left = (self._kept[block] - self._outputs[block]).tolist()
+            found = []
+            for value in values:
+                # Predicted apart from the storage that it is, so that both may be rounded.
+                near = [
+                    (abs(size - value), i)
+                    for i, size in enumerate(self._sizes)
+                    if left[i] > 0 and abs(size - value) <= 2 * ROUND
+                ]
+                if near:
+                    place = min(near)[1]
+                    left[place] -= 1
+                    found.append(place)
+            self._places[key] = found
+        for place in found:
+            numbers[place] -= 1
 
 
 class Storages:

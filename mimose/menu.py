@@ -1,0 +1,213 @@
+"""What a block saves for backward, and which of it can be made again from the rest, at what price.
+
+A block's forward is a graph of *values* (one for each new storage that an operator fills) and of the
+operators between them. Some values are *saved* for backward. A saved value may be *dropped*: before
+backward needs it, its operator runs again, on values that are kept or were made again themselves.
+Operators that draw random numbers, change what they are given or wait for data cannot run again.
+
+The graph, a :class:`BlockGraph`, has no sizes in it, so that one serves all mini-batches; bytes and
+seconds by size come beside it. Values that come from outside the block (its inputs, parameters,
+buffers) are always there and have no number.
+
+The rules of making values again, by which both the runtime and :func:`cost_of` go:
+
+- when backward needs a dropped value that is not there, its operator runs, and so before it do those
+  of its inputs that are neither kept nor there;
+- a dropped value, once made, stays until backward has needed it for the last time;
+- all else that was made on the way goes as soon as the value is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of a block's forward pass.
+
+    Attributes:
+        name: Its name, e.g. ``gelu``.
+        inputs: Values that it reads, made before it in the same block.
+        outputs: Values that it makes.
+        repeatable: Whether it can run again with the same result and nothing else changed.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    repeatable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGraph:
+    """A block's forward as far as its backward needs it. Equal graphs are equal.
+
+    Attributes:
+        operators: In the order in which they ran.
+        uses: For each saved tensor the value that it shows, in the order in which backward comes to
+            them, the reverse of that in which they were saved. A value may come several times.
+        fixed: Saved values that are held by others, too: the block's outputs. Dropping one frees
+            nothing.
+    """
+
+    operators: tuple[Operator, ...]
+    uses: tuple[int, ...]
+    fixed: frozenset[int] = frozenset()
+    makers: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    """For each value the place of its operator."""
+    digest: str = field(init=False, compare=False, repr=False)
+    """Tells graphs apart, in plans and over processes."""
+
+    def __post_init__(self) -> None:
+        made = {v: place for place, op in enumerate(self.operators) for v in op.outputs}
+        if sorted(made) != list(range(len(made))):
+            raise ValueError("values are numbered from 0, and one operator makes each")
+        object.__setattr__(self, "makers", tuple(made[v] for v in range(len(made))))
+        described = [(o.name, o.inputs, o.outputs, o.repeatable) for o in self.operators]
+        text = repr((described, self.uses, sorted(self.fixed)))
+        object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:8])
+
+    @property
+    def num_values(self) -> int:
+        """How many values the operators make."""
+        return len(self.makers)
+
+    @property
+    def saved(self) -> frozenset[int]:
+        """The values that are saved for backward."""
+        return frozenset(self.uses)
+
+    def names(self) -> tuple[str, ...]:
+        """Return a readable name for each value: its operator's, numbered where there are more."""
+        total = Counter(op.name for op in self.operators)
+        seen: Counter[str] = Counter()
+        names = [""] * self.num_values
+        for op in self.operators:
+            seen[op.name] += 1
+            name = op.name if total[op.name] == 1 else f"{op.name}#{seen[op.name]}"
+            for place, value in enumerate(op.outputs):
+                names[value] = name if place == 0 else f"{name}[{place}]"
+        return tuple(names)
+
+    def can_drop(self, dropped: Collection[int]) -> bool:
+        """Whether all of ``dropped`` can be made again once all of them are gone."""
+        chosen = frozenset(dropped)
+        if not chosen <= self.saved - self.fixed:
+            return False
+        able = list[bool]()
+        for value in range(self.num_values):
+            operator = self.operators[self.makers[value]]
+            able.append(
+                operator.repeatable
+                and all(able[i] or self._is_kept(i, chosen) for i in operator.inputs)
+            )
+        return all(able[value] for value in chosen)
+
+    def droppable(self) -> tuple[int, ...]:
+        """Return the saved values that can be made again if everything else is kept."""
+        return tuple(v for v in sorted(self.saved) if self.can_drop((v,)))
+
+    def _is_kept(self, value: int, dropped: frozenset[int]) -> bool:
+        return value in self.saved and value not in dropped
+
+    def remaking(self, value: int, there: Collection[int]) -> Iterator[int]:
+        """Yield the places of the operators that make ``value`` again, in the order to run them.
+
+        Args:
+            value: The value.
+            there: The values that need not be made: those kept, and those made again and still
+                there.
+        """
+        needed, pending = set[int](), [value]
+        while pending:
+            current = pending.pop()
+            place = self.makers[current]
+            if place in needed:
+                continue
+            needed.add(place)
+            pending += [i for i in self.operators[place].inputs if i not in there]
+        yield from sorted(needed)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A block's graph with what it takes at one size.
+
+    Attributes:
+        block: The block's number.
+        graph: The graph.
+        bytes: Of each value, as the allocator rounds.
+        seconds: Of each operator; 0 where it was not measured.
+    """
+
+    block: int
+    graph: BlockGraph
+    bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What dropping some values comes to.
+
+    Attributes:
+        kept_bytes: What is still saved once the block's forward is over, ``fixed`` values left out.
+        seconds: What running operators again takes.
+        working_bytes: The most that is alive of the block's values at any moment of its backward.
+        runs: How many operators run again.
+    """
+
+    kept_bytes: int
+    seconds: float
+    working_bytes: int
+    runs: int
+
+
+def cost_of(
+    graph: BlockGraph,
+    dropped: Collection[int],
+    sizes: Sequence[float],
+    seconds: Sequence[float],
+) -> Cost:
+    """Return what dropping ``dropped`` comes to; they are taken to be droppable together.
+
+    Args:
+        graph: The block.
+        dropped: Saved values.
+        sizes: Bytes of each value.
+        seconds: Seconds of each operator.
+    """
+    gone = frozenset(dropped)
+    kept = graph.saved - gone
+    last = {value: moment for moment, value in enumerate(graph.uses)}
+    left = Counter(value for value in graph.uses if value in gone)
+    for value in gone:
+        # Whatever it is made from is held until then.
+        for leaf in _leaves(graph, value, kept):
+            last[leaf] = max(last[leaf], last[value])
+    counted = kept - graph.fixed
+    held: set[int] = set()
+    total, runs, working = 0.0, 0, 0.0
+    for moment, value in enumerate(graph.uses):
+        alive = sum(sizes[v] for v in counted if last[v] >= moment)
+        made: set[int] = set()
+        if value in gone:
+            if value not in held:
+                for place in graph.remaking(value, kept | held):
+                    total += seconds[place]
+                    runs += 1
+                    made.update(graph.operators[place].outputs)
+            left[value] -= 1
+        working = max(working, alive + sum(sizes[v] for v in held | made))
+        held = {v for v in held | (made & gone) if left[v] > 0}
+    return Cost(round(sum(sizes[v] for v in counted)), total, round(working), runs)
+
+
+def _leaves(graph: BlockGraph, value: int, kept: frozenset[int]) -> frozenset[int]:
+    """Return the kept values that ``value`` is made from, through whatever is made on the way."""
+    places = graph.remaking(value, kept)
+    return kept.intersection(i for place in places for i in graph.operators[place].inputs)

@@ -1,0 +1,163 @@
+"""Which saved values of a block are worth dropping: its candidates and, at one size, their front.
+
+A candidate is a set of values that can be made again once all of them are gone. Which operators
+that takes follows from the block's graph alone, so it is worked out once; bytes and seconds at a
+size are then two products of matrices. Of the candidates at a size only those matter that free
+more than all that are no slower: the front.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mimose.menu import BlockGraph, Traced, cost_of
+
+Vector = NDArray[np.float64]
+
+MOST_TRIED = 10
+"""Of so many values, the largest, every set is tried; further ones are added one by one."""
+MOST_CANDIDATES = 256
+_TINY = 0.01
+"""Values that are together less than this share of what the block saves are kept."""
+
+
+class Front(NamedTuple):
+    """What may be dropped at one size, least freed first.
+
+    Attributes:
+        places: For each entry the place of its candidate.
+        freed: The bytes that each frees.
+        seconds: What making them again takes; none is as fast as one that frees less.
+    """
+
+    places: NDArray[np.intp]
+    freed: Vector
+    seconds: Vector
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Candidates:
+    """Sets of values of a block that may be dropped.
+
+    Attributes:
+        sets: The sets, each sorted.
+        dropped: A row a set, a column a value: 1 if it is dropped.
+        runs: A row a set, a column an operator: how often it runs again.
+    """
+
+    sets: tuple[tuple[int, ...], ...]
+    dropped: Vector
+    runs: Vector
+
+    def front(self, sizes: Vector, seconds: Vector) -> Front:
+        """Return the candidates worth choosing from at one size.
+
+        Args:
+            sizes: Bytes of each value.
+            seconds: Seconds of each operator.
+        """
+        freed, taken = self.dropped @ sizes, self.runs @ seconds
+        # Slowest last, and of equally slow ones the one that frees least: each that frees more
+        # than all before it stays.
+        order = np.lexsort((-freed, taken))
+        ordered = freed[order]
+        highest = np.maximum.accumulate(ordered)
+        new = ordered > np.concatenate([[0.0], highest[:-1]])
+        places = order[new]
+        return Front(places, freed[places], taken[places])
+
+    def among(self, places: Sequence[int]) -> Candidates:
+        """Return the candidates at these places alone."""
+        chosen = list(places)
+        return Candidates(
+            tuple(self.sets[p] for p in chosen), self.dropped[chosen], self.runs[chosen]
+        )
+
+
+def candidates(graph: BlockGraph, traced: Sequence[Traced]) -> Candidates:
+    """Return the sets of a block's values that are worth dropping at any of some sizes.
+
+    Left out is what would take more memory in the block's backward than keeping everything does.
+
+    Args:
+        graph: The block.
+        traced: What it takes, at one size or more.
+    """
+    sizes = [np.array(t.bytes, np.float64) for t in traced]
+    seconds = [np.array(t.seconds, np.float64) for t in traced]
+    ranked = _relevant(graph, sizes)
+    table = _table(graph, list(_sets(graph, ranked[:MOST_TRIED])))
+    for value in ranked[MOST_TRIED:]:
+        best = {p for s, t in zip(sizes, seconds) for p in table.front(s, t).places.tolist()}
+        sets = [table.sets[p] for p in sorted(best)]
+        more = [tuple(sorted((*s, value))) for s in [(), *sets]]
+        table = _table(graph, [*sets, *(s for s in more if graph.can_drop(s))])
+    chosen: dict[int, None] = {}
+    for one, s, t in zip(traced, sizes, seconds):
+        places = table.front(s, t).places.tolist()
+        most = cost_of(graph, (), one.bytes, one.seconds).working_bytes
+        for place in places[:: 1 + len(places) // MOST_CANDIDATES]:
+            if cost_of(graph, table.sets[place], one.bytes, one.seconds).working_bytes <= most:
+                chosen[place] = None
+    return table.among(sorted(chosen))
+
+
+def runs_again(graph: BlockGraph, dropped: Sequence[int]) -> list[int]:
+    """Return how often each operator runs again, by the rules of :mod:`mimose.menu`."""
+    gone = frozenset(dropped)
+    kept = graph.saved - gone
+    left = Counter(value for value in graph.uses if value in gone)
+    held: set[int] = set()
+    runs = [0] * len(graph.operators)
+    for value in graph.uses:
+        if value not in gone:
+            continue
+        if value not in held:
+            for place in graph.remaking(value, kept | held):
+                runs[place] += 1
+                held |= gone.intersection(graph.operators[place].outputs)
+        left[value] -= 1
+        held = {v for v in held if left[v] > 0}
+    return runs
+
+
+def _relevant(graph: BlockGraph, sizes: Sequence[Vector]) -> list[int]:
+    """Return the values worth dropping, largest first, at any of some sizes."""
+    counted = sorted(graph.saved - graph.fixed)
+    shares = np.zeros(graph.num_values)
+    for each in sizes:
+        total = each[counted].sum()
+        if total > 0:
+            shares = np.maximum(shares, each / total)
+    ranked = sorted(graph.droppable(), key=lambda v: (-shares[v], v))
+    tail = 0.0
+    while ranked and tail + shares[ranked[-1]] < _TINY:
+        tail += shares[ranked.pop()]
+    return ranked
+
+
+def _sets(graph: BlockGraph, values: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield every set of ``values`` that can be dropped together, but the empty one."""
+    pending: list[tuple[tuple[int, ...], int]] = [((), 0)]
+    while pending:
+        chosen, start = pending.pop()
+        for index in range(start, len(values)):
+            larger = (*chosen, values[index])
+            # What cannot be dropped cannot be with more, either.
+            if graph.can_drop(larger):
+                yield tuple(sorted(larger))
+                pending.append((larger, index + 1))
+
+
+def _table(graph: BlockGraph, sets: Sequence[tuple[int, ...]]) -> Candidates:
+    dropped = np.zeros((len(sets), graph.num_values))
+    for row, values in enumerate(sets):
+        dropped[row, list(values)] = 1.0
+    runs = np.array([runs_again(graph, s) for s in sets], np.float64)
+    return Candidates(tuple(sets), dropped, runs.reshape(len(sets), len(graph.operators)))
