@@ -302,7 +302,7 @@ class Handle(Asked, Profiled):
                 step.lost = True  # The optimizer's step has begun and not ended.
             step.optimized = device.now()
         last = device.mark()
-        memory = device.end_step()
+        memory = device.end_step() if failed or step.memory is None else step.memory
         record = step.record(device, self._executor)
         record.peak_allocated_bytes = memory.peak_allocated
         record.peak_reserved_bytes = memory.peak_reserved
@@ -641,9 +641,10 @@ class Handle(Asked, Profiled):
             self._executor.warn_unplanned()
         if self._step is not None:
             self._step.optimized = self.device.now()
-            # Here, since a step of a user's own loop ends when the next one begins: data, an
-            # evaluation and whatever else comes in between are no part of the optimizer's step.
+            # Here, since a step of a user's own loop is closed when the next one begins: data, an
+            # evaluation and whatever else comes in between are no part of it.
             self._step.note_optimizer(self.device.mark())
+            self._step.memory = self.device.end_step()
 
 
 def _reading(read: SizeFunction) -> str:

@@ -270,7 +270,7 @@ class StepRecord:
 
     ``peak_allocated_bytes`` and ``peak_reserved_bytes`` are of this step, resident bytes included;
     ``peak_exact`` is False where the device could only bound the step's peak from above.
-    ``optimizer_peak_bytes`` is the peak level from the end of backward to the end of the step.
+    ``optimizer_peak_bytes`` is the peak level from the end of backward to that of the optimizer.
     ``extra`` has the figures of a tensor-level policy by the names of
     :data:`mimose.eviction.COLUMNS`. Its time is in ``forward_seconds`` and ``backward_seconds``,
     too, since that is where it runs.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mimose.devices.base import Device, Mark
+from mimose.devices.base import Device, Mark, StepMemory
 from mimose.records import Decision, Situation, Size, StepRecord
 from mimose.runtime.executor import Executor
 from mimose.schedule import AnyPlan
@@ -30,6 +30,7 @@ class OpenStep:
         carried_out: What the forward pass really carried out, or None before it ended.
         backward_done: When the optimizer began, or None.
         optimized: When the optimizer ended, or None.
+        memory: The figures when the optimizer ended, or None.
         optimizer_noted: Whether an optimizer's peak was noted.
         optimizer_peak: Highest allocated bytes while optimizers stepped, or None if unknown.
     """
@@ -59,6 +60,7 @@ class OpenStep:
         self.carried_out: AnyPlan | None = None
         self.backward_done: Any = None
         self.optimized: Any = None
+        self.memory: StepMemory | None = None
         self.optimizer_noted = False
         self.optimizer_peak: int | None = None
 

@@ -71,6 +71,23 @@ def test_the_loop_stays_as_it_was(plain):
         assert torch.equal(model.state_dict()[name], expected), name
 
 
+@pytest.mark.parametrize("between", [0, 32 << 20])
+def test_what_comes_between_two_steps_is_not_the_optimizers(between):
+    model = build()
+    peaks = []
+    with mimose.attach(model, budget="9MB", sheltered=3) as handle:
+
+        def after_step():
+            torch.empty(between, dtype=torch.uint8)  # An evaluation, say.
+            record = handle.last_record
+            peaks.append(record.optimizer_peak_bytes + record.situation.resident_bytes)
+
+        train(model, after_step)
+    # Parameters, gradients and both moments, and what AdamW makes on the way.
+    parameters = sum(p.nbytes for p in model.parameters())
+    assert all(4 * parameters < peak < 6 * parameters for peak in peaks)
+
+
 def test_recomputation_in_a_users_loop(plain):
     losses, _ = plain
     model = build()

@@ -147,7 +147,7 @@ def test_what_is_freed_meanwhile_changes_no_measurement(cpu: CpuDevice, where: A
 
 
 def test_one_disturbed_step_changes_no_prediction(cpu: CpuDevice) -> None:
-    """As one of few samples it would bend the quadratic, far beyond the lengths seen most of all."""
+    """As one of few samples it would bend the quadratic, most of all far beyond them."""
 
     def predicted(disturbed: int | None) -> int:
         torch.manual_seed(0)

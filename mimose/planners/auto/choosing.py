@@ -1,0 +1,205 @@
+"""The choice of one menu entry a block, so that a step fits and takes the least time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mimose.costs import Profile, grown_gradients
+from mimose.plan import Plan, Region, Remade
+from mimose.planners.auto.fits import Inside
+from mimose.planners.mimose.forecast import Forecast
+from mimose.planners.mimose.scheduler import Scheduled, schedule
+from mimose.records import ModelInfo, Situation
+from mimose.solvers import choice
+from mimose.solvers.choice import Menu
+from mimose.solvers.menu import Vector
+
+_ROUNDS = 4
+_SLACK = 0.005
+"""Share of what may be kept; so much room left over is worth another try."""
+
+Dropped = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InsideForecast(Forecast):
+    """Predictions for one size, the insides of blocks included.
+
+    Attributes:
+        inside: What is inside each block of which that is known.
+    """
+
+    inside: Mapping[int, Inside] = field(default_factory=dict)
+
+    def let_go(self, plan: Plan) -> Mapping[int, Sequence[int]]:
+        """Return, for each block that lets values go, the bytes of each."""
+        return {
+            r.block: self.inside[r.block].bytes[[*r.dropped, *r.offloaded]].astype(int).tolist()
+            for r in plan.remade
+            if r.block in self.inside
+        }
+
+
+class Offers:
+    """The menus of a step's blocks.
+
+    Args:
+        forecast: What the step is predicted to take.
+        candidates: Blocks that may be recomputed.
+
+    Attributes:
+        menus: The menus. Blocks that are alike share one.
+        of: For each block its menu's place.
+        prices: For each block what recomputing it takes; infinite where that cannot be.
+    """
+
+    def __init__(self, forecast: InsideForecast, candidates: Sequence[int]) -> None:
+        self._forecast = forecast
+        self.menus: list[Menu] = []
+        self._dropped: list[list[Dropped | None]] = []
+        count = forecast.profile.num_blocks
+        self.of = [0] * count
+        self.prices = _prices(forecast, candidates)
+        freed = forecast.profile.freed or (0,) * count
+        places: dict[object, int] = {}
+        for block, activation in enumerate(forecast.profile.activation):
+            inside = forecast.inside.get(block) if block in self.prices else None
+            price = self.prices.get(block)
+            key = (inside and id(inside.fit), activation, freed[block], price)
+            place = places.get(key)
+            if place is None:
+                place = places[key] = len(self.menus)
+                self._add(activation, freed[block], price, inside)
+            self.of[block] = place
+
+    def _add(self, activation: int, freed: int, price: float | None, inside: Inside | None) -> None:
+        """Add the menu of a block."""
+        entries: list[tuple[float, float, Dropped | None]] = [(activation, 0.0, ())]
+        if price is not None:
+            if inside is not None:
+                front = inside.fit.candidates.front(inside.bytes, inside.seconds)
+                sets = inside.fit.candidates.sets
+                kept = (activation + freed - front.freed).tolist()
+                entries += [
+                    (max(k, 0.0), s, sets[p])
+                    for p, k, s in zip(front.places.tolist(), kept, front.seconds.tolist())
+                    if s < price and k < activation
+                ]
+            if activation > 0:
+                entries.append((0.0, price, None))
+        # Most memory first and no faster than the next; then the other way round.
+        chosen = entries[:1]
+        for entry in entries[1:]:
+            if entry[0] < chosen[-1][0]:
+                chosen.append(entry)
+        chosen.reverse()
+        self.menus.append(Menu(np.array([e[0] for e in chosen]), np.array([e[1] for e in chosen])))
+        self._dropped.append([e[2] for e in chosen])
+
+    @property
+    def num_entries(self) -> int:
+        """How many entries all blocks have."""
+        return sum(len(self.menus[place].kept) for place in self.of)
+
+    def plan(self, chosen: Sequence[int]) -> Plan:
+        """Return the plan of the chosen entries."""
+        regions, remade = [], []
+        for block, (place, entry) in enumerate(zip(self.of, chosen)):
+            dropped = self._dropped[place][entry]
+            if dropped is None:
+                regions.append(Region(block, block))
+            elif dropped:
+                remade.append(Remade(block, dropped))
+        return Plan(len(self.of), tuple(regions), (), tuple(remade))
+
+
+def choose(
+    forecast: Forecast,
+    info: ModelInfo,
+    situation: Situation,
+    allowed_bytes: int,
+    candidates: Sequence[int],
+    also: Callable[[Offers], None] | None = None,
+) -> Scheduled:
+    """Return the plan of the least time that fits into ``allowed_bytes``.
+
+    Mimose's own plan is made as well, and stays where nothing better is found, so that none that
+    is predicted to be slower is ever returned.
+
+    Args:
+        forecast: What the step is predicted to take.
+        info: The model.
+        situation: The state at the start of the step.
+        allowed_bytes: Bound on the predicted peak and what is lost to packing at it.
+        candidates: Blocks that may be recomputed.
+        also: Is shown the menus, where there are any.
+    """
+    plain = schedule(forecast, info, situation, allowed_bytes, candidates)
+    if (
+        plain.plan.keeps_all
+        or not isinstance(forecast, InsideForecast)
+        or not forecast.inside
+        or min((forecast.profile.forward_seconds[b] for b in candidates), default=0.0) <= 0
+    ):
+        return plain
+    offers = Offers(forecast, candidates)
+    if also is not None:
+        also(offers)
+    weighed = plain.candidates + offers.num_entries
+    best = plain._replace(candidates=weighed)
+    fits = plain.peak.bytes + plain.packed.waste_bytes <= allowed_bytes
+    least = sum(offers.prices[b] for b in plain.plan.recomputed) if fits else float("inf")
+    room = _room(forecast.profile, info, situation)
+    spare = allowed_bytes - situation.resident_bytes - plain.packed.waste_bytes
+    for _ in range(_ROUNDS):
+        found = choice.choose(offers.menus, offers.of, room + spare)
+        if found is None:
+            break
+        seconds = choice.seconds_of(offers.menus, offers.of, found)
+        plan = offers.plan(found)
+        peak, packed = forecast.peak(plan, info, situation), forecast.packed(plan)
+        weighed += forecast.profile.num_blocks
+        left = allowed_bytes - peak.bytes - packed.waste_bytes
+        if left >= 0 and seconds < least:
+            best, least = Scheduled(plan, peak, packed, weighed), seconds
+        elif left >= 0:
+            break
+        # Bytes that are held meanwhile and what is lost to packing depend on the plan.
+        if 0 <= left <= _SLACK * spare or plan.keeps_all:
+            break
+        spare += left
+    return best._replace(candidates=weighed)
+
+
+def _prices(forecast: InsideForecast, candidates: Sequence[int]) -> dict[int, float]:
+    """Return what recomputing each candidate takes: for blocks that are alike their mean."""
+    seconds = forecast.profile.forward_seconds
+    prices = {b: seconds[b] for b in candidates}
+    groups: dict[int, list[int]] = {}
+    for block in candidates:
+        if block in forecast.inside:
+            groups.setdefault(id(forecast.inside[block].fit), []).append(block)
+    for blocks in groups.values():
+        mean = sum(seconds[b] for b in blocks) / len(blocks)
+        prices.update(dict.fromkeys(blocks, mean))
+    return prices
+
+
+def _room(profile: Profile, info: ModelInfo, situation: Situation) -> Vector:
+    """Return, for each block and the end of the forward pass, minus the level without activations.
+
+    What blocks before it keep comes on top, at most until the bytes that a step may take.
+    """
+    count = profile.num_blocks
+    grown: Sequence[int] = (0,) * (count + 1)
+    if not situation.grads_resident:
+        grown = grown_gradients(info, count)
+    level = np.array(profile.level, np.float64)
+    backward = np.array(profile.backward_peak, np.float64) + grown[:-1]
+    # Whether a block is kept is not known yet: the lesser of both, and the peak model judges.
+    forward = level + np.minimum(profile.kept_peak, profile.checkpoint_peak)
+    head = max(profile.head_peak + grown[-1], profile.loss_peak)
+    return -np.append(np.maximum(backward, forward), head)

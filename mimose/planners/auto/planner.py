@@ -1,0 +1,89 @@
+"""Auto: what each step makes again is chosen value by value, from what its blocks save."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from mimose.plan import Plan
+from mimose.planners.auto import choosing
+from mimose.planners.auto.choosing import InsideForecast
+from mimose.planners.auto.knowledge import InsideKnowledge
+from mimose.planners.mimose.estimator import Estimator
+from mimose.planners.mimose.forecast import Forecast
+from mimose.planners.mimose.knowledge import Knowledge
+from mimose.planners.mimose.planner import Mimose
+from mimose.planners.mimose.scheduler import Scheduled
+from mimose.planners.mimose.storages import Packed
+from mimose.records import ModelInfo, Situation, Size
+
+_ENOUGH_SHAPES = 3
+_MOST_SHELTERED = 10
+
+
+class Auto(Mimose):
+    """Input-aware choice among all that blocks save for backward.
+
+    Learns, caches, leaves a margin and notices drift as :class:`Mimose` does. But where that
+    recomputes whole blocks, this one chooses for each block from a menu: keep all, drop a set of
+    values and make them again by their own operators, or recompute the block. Of all choices that
+    fit, by the exact peak model, it takes one of least time, and never one that is predicted to be
+    slower than Mimose's.
+
+    Args:
+        sheltered: Number of sheltered iterations, 1 to 30. By default they end as soon as three
+            lengths have been seen (a quadratic takes three), or if there is only one; after ten at
+            the latest.
+        margin: As for :class:`Mimose`.
+        cache_step: As for :class:`Mimose`.
+
+    Raises:
+        ValueError: If an option is not one of these.
+    """
+
+    name: ClassVar[str] = "auto"
+    rescued: ClassVar[bool] = True
+    _knowledge: ClassVar[type[Knowledge]] = InsideKnowledge
+
+    def __init__(
+        self,
+        *,
+        sheltered: int | str | None = None,
+        margin: int | str | None = None,
+        cache_step: int | str = 5,
+    ) -> None:
+        most = _MOST_SHELTERED if sheltered is None else sheltered
+        super().__init__(sheltered=most, margin=margin, cache_step=cache_step)
+        self._ends_early = sheltered is None
+
+    def _learned(self, known: Knowledge) -> bool:
+        if super()._learned(known):
+            return True
+        if not self._ends_early or known.iterations < _ENOUGH_SHAPES:
+            return False
+        return known.tells_enough(self.info)
+
+    def _forecast(self, size: Size, known: Knowledge, estimator: Estimator) -> Forecast:
+        assert isinstance(known, InsideKnowledge), "it was made here"
+        inside = {}
+        for fit in known.fits():
+            found = fit.at(size)
+            inside.update(dict.fromkeys(fit.blocks, found))
+        return InsideForecast(estimator.predict(size), inside=inside)
+
+    def _packed(self, size: Size, plan: Plan, known: Knowledge, estimator: Estimator) -> Packed:
+        if not plan.remade:
+            return super()._packed(size, plan, known, estimator)
+        forecast = self._forecast(size, known, estimator)
+        return replace(forecast, packing=estimator.packing(size)).packed(plan)
+
+    def _choose(
+        self,
+        forecast: Forecast,
+        info: ModelInfo,
+        situation: Situation,
+        allowed_bytes: int,
+        candidates: Sequence[int],
+    ) -> Scheduled:
+        return choosing.choose(forecast, info, situation, allowed_bytes, candidates)
