@@ -522,6 +522,7 @@ def plan(
 
     from mimose_bench.experiments import tables
     from mimose_bench.experiments.bounds import describe_bounds, measure_bounds
+    from mimose_bench.experiments.menus import describe_menus
     from mimose_bench.experiments.planning import (
         describe,
         describe_solution,
@@ -544,7 +545,8 @@ def plan(
         return
     answers, facts = plan_sizes(config, asked, _say)
     if json:
-        _print_json({**facts, "plans": [asdict(answer) for answer in answers]})
+        menus = {"menus": [menu.to_json() for menu in facts["menus"]]} if "menus" in facts else {}
+        _print_json({**facts, **menus, "plans": [asdict(answer) for answer in answers]})
         return
     print(
         f"{len(facts['blocks'])} blocks, budget {tables.size(facts['budget_bytes'], 'none')}, "
@@ -568,6 +570,12 @@ def plan(
     )
     if "solution" in facts:
         print(f"\n{describe_solution(facts)}")
+    if facts.get("menus"):
+        shown = {answer.size: answer.shown for answer in answers}
+        print(describe_menus(facts["menus"], shown, facts["unit"]))
+        for answer in answers:
+            print(f"chosen for {answer.size[0]} x {answer.shown} {facts['unit']}:")
+            print("\n".join(f"  {blocks}: {text}" for blocks, text in answer.chosen))
 
 
 @app.command()

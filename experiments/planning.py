@@ -13,12 +13,14 @@ from mimose.devices.base import Device
 from mimose.handle import Handle, attach
 from mimose.plan import Plan
 from mimose.planners import make_planner
+from mimose.planners.auto import Auto
 from mimose.planners.evicting import Evicting
 from mimose.planners.static import Static
 from mimose.records import Size
 from mimose.units import format_bytes, format_seconds
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.loop import Trainer
+from mimose_bench.experiments.menus import BlockMenu, menus_of, told
 from mimose_bench.experiments.profiling import ProfileError, check, plan_size, prepare
 from mimose_bench.experiments.run import opened, task_of
 from mimose_bench.experiments.tables import planned_size
@@ -56,6 +58,7 @@ class Planned:
     predicted_peak_bytes: int | None
     least_budget_bytes: int | None = None
     num_cores: int = 0
+    chosen: tuple[tuple[str, str], ...] = ()
 
 
 def plan_sizes(
@@ -75,7 +78,8 @@ def plan_sizes(
 
     Returns:
         An answer a size, and facts about the measurement: device label, blocks, margin; of a
-        planner that plans once its solution and its profile, too.
+        planner that plans once its solution and its profile, too, and of one that chooses from
+        menus these.
 
     Raises:
         ValueError: If something about the configuration or a size is wrong.
@@ -107,7 +111,10 @@ def plan_sizes(
                 _teach(task, trainer, device)
             else:
                 found = _prepare(config, trainer, planned, say)
-            answers = [_ask(handle, size, told) for size, told in zip(parsed, shown)]
+            menus = _menus(handle, parsed)
+            if menus is not None:
+                found["menus"] = menus
+            answers = [_ask(handle, size, text, menus) for size, text in zip(parsed, shown)]
             facts = {
                 "device_label": device.label,
                 "unit": task.unit,
@@ -177,7 +184,21 @@ def _shown(task: Task, text: str, size: Size) -> str:
     return told if told == text else f"{text} ({told})"
 
 
-def _ask(handle: Handle, size: Size, shown: str) -> Planned:
+def _menus(handle: Handle, sizes: Sequence[Size]) -> list[BlockMenu] | None:
+    """Return what the planner chooses from at each size, None for one that has no menus."""
+    planner, last = handle.planner, handle.last_record
+    if not isinstance(planner, Auto):
+        return None
+    menus = []
+    for size in dict.fromkeys(sizes):
+        forecast = None if last is None else planner.forecast(size, last.situation)
+        menus += [] if forecast is None else menus_of(size, forecast)
+    return menus
+
+
+def _ask(
+    handle: Handle, size: Size, shown: str, menus: Sequence[BlockMenu] | None = None
+) -> Planned:
     try:
         decision = handle.decide(size)
     except Infeasible as error:
@@ -186,8 +207,12 @@ def _ask(handle: Handle, size: Size, shown: str) -> Planned:
     solution = getattr(handle.planner, "solution", None)
     if solution is not None and size == solution.size:
         peak = solution.predicted_peak_bytes  # Of training under way; this is before its start.
-    cores = len(plan.cores) if isinstance(plan, Plan) else 0
-    return Planned(size, shown, str(plan), plan.num_recomputed, peak, num_cores=cores)
+    cores, chosen = 0, ()
+    if isinstance(plan, Plan):
+        cores = len(plan.cores)
+        if menus is not None:
+            chosen = tuple(told(plan, [m for m in menus if m.size == size]))
+    return Planned(size, shown, str(plan), plan.num_recomputed, peak, None, cores, chosen)
 
 
 def describe_solution(facts: Mapping[str, Any]) -> str:

@@ -107,6 +107,11 @@ class BlockGraph:
             )
         return all(able[value] for value in chosen)
 
+    def can_let_go(self, dropped: Collection[int], offloaded: Collection[int]) -> bool:
+        """Whether all of ``dropped`` can be made again, and ``offloaded`` are others to be had."""
+        away = frozenset(offloaded)
+        return away <= self.saved - self.fixed - frozenset(dropped) and self.can_drop(dropped)
+
     def droppable(self) -> tuple[int, ...]:
         """Return the saved values that can be made again if everything else is kept."""
         return tuple(v for v in sorted(self.saved) if self.can_drop((v,)))

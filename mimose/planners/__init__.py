@@ -10,6 +10,7 @@ import importlib
 import inspect
 from typing import Any, cast
 
+from mimose.planners.auto import Auto
 from mimose.planners.base import Planner
 from mimose.planners.baseline import Baseline
 from mimose.planners.checkmate import Checkmate
@@ -35,6 +36,7 @@ PLANNERS: dict[str, type[Planner]] = {
     "selective": Selective,
     "fixed": Fixed,
     "mimose": Mimose,
+    "auto": Auto,
     "sublinear": Sublinear,
     "sublinear-greedy": SublinearGreedy,
     "sqrt-n": SqrtN,

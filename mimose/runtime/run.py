@@ -109,6 +109,8 @@ class Run:
         self._cores = frozenset(cores)
         self._remaker = remaker
         self._remade = {remade.block: remade for remade in plan.remade}
+        if remaker is not None:
+            remaker.offloads.begin()
         self._scheduled = scheduled
         self._keys = tuple(keys)
         self._wrappers = {number: wrappers[index] for number, (index, _) in enumerate(keys)}

@@ -50,11 +50,11 @@ def test_an_example_trains_as_without_and_goes_on_where_it_stopped(example, name
     assert re.search(r"^peak: .* MiB allocated, .* MiB reserved$", said, flags=re.M)
     first = train(parts, **part)
     assert first == plain[:8]
-    assert sheltered(capfd) == 6
+    # Under autocast a prediction may miss by enough to be checked by a sheltered step.
+    assert 6 <= sheltered(capfd) <= (7 if name in CASTING else 6)
     rest = train(parts, resume=True)
     # All but Accelerate's and Lightning's keep the first part's losses in their checkpoint.
     assert (rest if len(rest) == 16 else first + rest) == plain
-    # Under autocast a prediction may miss by enough to be checked by a sheltered step.
     assert sheltered(capfd) <= (5 if name in CASTING else 0)
 
 

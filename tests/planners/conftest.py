@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mimose.costs import Profile, predict_peak
+from mimose.plan import Plan
 from mimose.planners.base import Planner
 from mimose.records import (
     BlockSample,
@@ -97,10 +98,13 @@ class Machine:
         )
         return Collected(blocks, p.head_peak, p.tail_peak, p.first_peak, 0.01)
 
+    def peak(self, size: Size, plan: Plan, situation: Situation) -> int:
+        return predict_peak(self.profile(size), plan, self.info, situation).bytes
+
     def carry_out(self, decision: Decision, size: Size, situation: Situation) -> StepRecord:
         if decision.release_cache:
             self.reserved = situation.resident_bytes
-        peak = predict_peak(self.profile(size), decision.plan, self.info, situation).bytes
+        peak = self.peak(size, decision.plan, situation)
         self.violations += self.info.budget_bytes is not None and peak > self.info.budget_bytes
         self.reserved = max(self.reserved, int(peak * self.fragmentation))
         record = StepRecord(

@@ -39,6 +39,22 @@ def test_exact_on_quadratics(machine, lengths, unseen):
         assert_same(estimator.predict((12, unseen)), m.profile((12, unseen)))
 
 
+@pytest.mark.parametrize("odd", range(10))
+def test_the_doubt_covers_what_one_odd_sample_does(machine, odd):
+    m = machine()
+    sizes = [(12, x) for x in range(50, 70, 2)]
+    samples = samples_of(m, sizes)
+    # Even an exact sample is rounded to whole bytes.
+    assert Estimator(samples, m.count).doubt((12, 128)) < 4096
+    samples[odd].bytes[-2] -= 5 << 20
+    estimator = Estimator(samples, m.count)
+    for length in (60, 80, 128):
+        error = estimator.predict((12, length)).head_peak - m.profile((12, length)).head_peak
+        assert abs(error) <= estimator.doubt((12, length))
+    assert estimator.doubt((12, 60)) < estimator.doubt((12, 80)) < estimator.doubt((12, 128))
+    assert Estimator(samples[:3], m.count).doubt((12, 128)) == 0
+
+
 def test_one_size_is_a_constant_scaled_by_the_batch(machine):
     m = machine()
     estimator = Estimator(samples_of(m, [(12, 100)]), m.count)

@@ -162,6 +162,44 @@ def test_an_extrapolation_refuses_only_nearby_sizes(machine):
     assert planner.plan((12, 500), m.situation()).phase == "sheltered"
 
 
+def disturbed(m, step, num_bytes):
+    """Have one collected step show so many bytes more, as another thread's memory may make it."""
+    collect = m.collect
+
+    def off(size):
+        seen = collect(size)
+        more = num_bytes * (m.steps == step)
+        return replace(seen, head_peak_bytes=seen.head_peak_bytes + more)
+
+    m.collect = off
+    return m
+
+
+@pytest.mark.parametrize("step", range(10))
+@pytest.mark.parametrize("num_bytes", [-20 << 20, 20 << 20])
+def test_one_odd_sample_refuses_no_size_that_fits(machine, step, num_bytes):
+    m = disturbed(machine(budget=4 * GB), step, num_bytes)
+    planner = Mimose()
+    planner.bind(m.info)
+    for length in range(150, 170, 2):
+        m.step(planner, (12, length))
+    assert phases(m, planner, [(12, 320)]) == ["sheltered"]
+    assert m.violations == 0
+
+
+def test_a_size_below_the_range_needs_no_more_than_the_smallest_seen(machine):
+    # A parabola through three lengths, bent up towards smaller ones by one that is off.
+    m = disturbed(machine(budget=4 * GB), 1, -20 << 20)
+    planner = Mimose(sheltered=3)
+    planner.bind(m.info)
+    for length in (46, 47, 48):
+        m.step(planner, (12, length))
+    decision, record = m.step(planner, (12, 21))
+    assert decision.phase == "responsive"
+    assert decision.plan == Plan.keep_all(12)
+    assert decision.predicted_peak_bytes < m.peak((12, 50), decision.plan, record.situation)
+
+
 def test_free_and_keep_only_blocks_are_left_alone(machine):
     m, planner = trained(machine, free=frozenset({0, 1}), keep_only=frozenset({4}))
     decision, _ = m.step(planner, (12, 500))

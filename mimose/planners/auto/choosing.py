@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,13 +53,14 @@ class Offers:
     Attributes:
         menus: The menus. Blocks that are alike share one.
         of: For each block its menu's place.
-        prices: For each block what recomputing it takes; infinite where that cannot be.
+        prices: What recomputing each candidate takes.
     """
 
     def __init__(self, forecast: InsideForecast, candidates: Sequence[int]) -> None:
         self._forecast = forecast
         self.menus: list[Menu] = []
         self._dropped: list[list[Dropped | None]] = []
+        self._graphs: list[str] = []
         count = forecast.profile.num_blocks
         self.of = [0] * count
         self.prices = _prices(forecast, candidates)
@@ -98,6 +99,7 @@ class Offers:
         chosen.reverse()
         self.menus.append(Menu(np.array([e[0] for e in chosen]), np.array([e[1] for e in chosen])))
         self._dropped.append([e[2] for e in chosen])
+        self._graphs.append("" if inside is None else inside.fit.graph.digest)
 
     @property
     def num_entries(self) -> int:
@@ -112,7 +114,7 @@ class Offers:
             if dropped is None:
                 regions.append(Region(block, block))
             elif dropped:
-                remade.append(Remade(block, dropped))
+                remade.append(Remade(block, dropped, graph=self._graphs[place]))
         return Plan(len(self.of), tuple(regions), (), tuple(remade))
 
 
@@ -122,7 +124,6 @@ def choose(
     situation: Situation,
     allowed_bytes: int,
     candidates: Sequence[int],
-    also: Callable[[Offers], None] | None = None,
 ) -> Scheduled:
     """Return the plan of the least time that fits into ``allowed_bytes``.
 
@@ -135,7 +136,6 @@ def choose(
         situation: The state at the start of the step.
         allowed_bytes: Bound on the predicted peak and what is lost to packing at it.
         candidates: Blocks that may be recomputed.
-        also: Is shown the menus, where there are any.
     """
     plain = schedule(forecast, info, situation, allowed_bytes, candidates)
     if (
@@ -146,8 +146,6 @@ def choose(
     ):
         return plain
     offers = Offers(forecast, candidates)
-    if also is not None:
-        also(offers)
     weighed = plain.candidates + offers.num_entries
     best = plain._replace(candidates=weighed)
     fits = plain.peak.bytes + plain.packed.waste_bytes <= allowed_bytes

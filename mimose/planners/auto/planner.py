@@ -16,7 +16,7 @@ from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.planner import Mimose
 from mimose.planners.mimose.scheduler import Scheduled
 from mimose.planners.mimose.storages import Packed
-from mimose.records import ModelInfo, Situation, Size
+from mimose.records import Decision, ModelInfo, Situation, Size
 
 _ENOUGH_SHAPES = 3
 _MOST_SHELTERED = 10
@@ -57,12 +57,36 @@ class Auto(Mimose):
         super().__init__(sheltered=most, margin=margin, cache_step=cache_step)
         self._ends_early = sheltered is None
 
-    def _learned(self, known: Knowledge) -> bool:
-        if super()._learned(known):
+    def plan(self, size: Size, situation: Situation) -> Decision:
+        """Return what to make again in a step of this size.
+
+        Raises:
+            Infeasible: As :meth:`Mimose.plan`.
+        """
+        decision = super().plan(size, situation)
+        return replace(decision, trace=True) if decision.collect else decision
+
+    def forecast(self, size: Size, situation: Situation) -> InsideForecast | None:
+        """Return what a step of a size is predicted to take, the insides of its blocks included.
+
+        None while too little has been seen. What is lost between tensors is left out.
+        """
+        known = self._known.get(situation.signature)
+        if known is None or not known.has_samples or not self._learned(known, situation):
+            return None
+        estimator = known.estimator(situation.grads_resident, self.info)
+        found = self._forecast(estimator.clip(size), known, estimator)
+        return found if isinstance(found, InsideForecast) else None
+
+    def _learned(self, known: Knowledge, situation: Situation) -> bool:
+        if super()._learned(known, situation):
             return True
         if not self._ends_early or known.iterations < _ENOUGH_SHAPES:
             return False
-        return known.tells_enough(self.info)
+        estimator = known.estimator(situation.grads_resident, self.info)
+        return estimator.num_shapes == 1 or (
+            estimator.num_shapes >= _ENOUGH_SHAPES and estimator.determined
+        )
 
     def _forecast(self, size: Size, known: Knowledge, estimator: Estimator) -> Forecast:
         assert isinstance(known, InsideKnowledge), "it was made here"

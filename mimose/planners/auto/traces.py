@@ -1,4 +1,4 @@
-"""What was seen inside blocks: their graphs and, by size, bytes of values and seconds of operators."""
+"""What was seen inside blocks: graphs and, by size, bytes of values and seconds of operators."""
 
 from __future__ import annotations
 
@@ -120,9 +120,7 @@ class Traces:
         blocks = [
             {
                 "block": block,
-                "graph": None
-                if seen.graph is None
-                else graphs.setdefault(seen.graph, len(graphs)),
+                "graph": None if seen.graph is None else graphs.setdefault(seen.graph, len(graphs)),
                 "bytes": [[list(size), list(values)] for size, values in seen.bytes.items()],
                 "seconds": [[list(size), list(times)] for size, times in seen.seconds.items()],
             }

@@ -18,6 +18,10 @@ from mimose.planners.mimose.features import Features, Matrix
 from mimose.planners.mimose.storages import Packing, Storages
 from mimose.records import Size
 
+_ERRORS = 4.0
+"""Standard errors. One odd sample of ten, at an end of their range, hides much of itself: with it
+the error is up to three of those that are seen."""
+
 
 class Estimator:
     """Predicts a :class:`~mimose.costs.Profile` for any size from samples of a few.
@@ -66,6 +70,7 @@ class Estimator:
         design = np.array([self._features.row(s) for s in sizes])
         times = _fit_times(self._features, design, np.array([s.seconds for s in samples]))
         self._storages = Storages(samples, design)
+        self._design = design
         self._coefficients = np.hstack([np.linalg.lstsq(design, targets, rcond=None)[0], times])
         # The first column counts the intercept as scaling with the batch, which one batch size
         # cannot tell. What does not is counted in full instead, where that is more.
@@ -98,6 +103,23 @@ class Estimator:
         others = np.array([0, *range(2, len(size))])
         no_smaller = (self._extents[:, others] >= np.array(size)[others]).all(axis=1)
         return int(self._extents[no_smaller, 1].max(initial=0))
+
+    def doubt(self, size: Size) -> int:
+        """Return by how many bytes a prediction may be off because samples are.
+
+        Some standard errors of the noisiest figure. What scatters the samples (memory that is freed
+        a moment later than usual, experts that are chosen) does little within their range, and more
+        with the square of the distance from it. 0 where there are no more samples than the fit has
+        columns, from which nothing can be told.
+        """
+        freedom = len(self._design) - self._features.num_columns
+        if freedom <= 0:
+            return 0
+        inverse = np.linalg.pinv(self._design)
+        left = self._measured - self._design @ (inverse @ self._measured)
+        variance = (left * left).sum(axis=0).max() / freedom
+        share = np.array(self._features.row(size)) @ inverse
+        return int(_ERRORS * np.sqrt(variance * float(share @ share)))
 
     def _hides_an_extent(self) -> bool:
         least, greatest = self.fitted_range

@@ -190,7 +190,7 @@ class Mimose(Bound):
             if not self._can_measure(size, situation, known):
                 return Decision(recompute_all(info), "responsive")
             return Decision(recompute_all(info), "sheltered", collect=True)
-        if not self._learned(known):
+        if not self._learned(known, situation):
             return self._shelter(size, situation, known, reserve, started)
         if self.variant == "authors":
             return self._authors(size, situation, known, reserve, started)
@@ -364,7 +364,7 @@ class Mimose(Bound):
             reserve.load_state_dict(self._reserve_state)
         return reserve
 
-    def _learned(self, known: Knowledge) -> bool:
+    def _learned(self, known: Knowledge, situation: Situation) -> bool:
         return known.iterations >= self._sheltered or known.attempts >= MOST_SHELTERED
 
     def _shelter(
@@ -389,7 +389,9 @@ class Mimose(Bound):
         peak = resident + self._inflated(step_bytes)
         shapes_seen = _tells(estimator) or estimator.is_within(size)
         greatest = estimator.fitted_range[1]
-        if shapes_seen and all(x <= _REACH * g for x, g in zip(size, greatest)):
+        near = all(x <= _REACH * g for x, g in zip(size, greatest))
+        doubt = estimator.doubt(estimator.clip(size))
+        if shapes_seen and near and peak - doubt > reserve.budget_bytes:
             self._check_feasible(size, peak, packed, situation, known, reserve)
         collect = self._can_measure(size, situation, known)
         decision = Decision(

@@ -17,12 +17,14 @@ Values = Mapping[int, torch.Tensor]
 
 
 class Choice:
-    """What dropping certain values of a traced block means, worked out once.
+    """What dropping and offloading certain values of a traced block means, worked out once.
 
     Attributes:
         trace: The block.
         dropped: The values that are dropped.
-        packs: The places at which they are saved, and the value at each.
+        offloaded: The values that are sent to the host's memory.
+        away: The places at which those are saved, and the value at each.
+        packs: The places at which dropped values are saved, and the value at each.
         leaves: For each dropped value the kept ones that it is made from, through whatever is made
             on the way.
         given: What making them reads of what was there before the call.
@@ -30,8 +32,12 @@ class Choice:
         uses: How often backward needs each dropped value.
     """
 
-    def __init__(self, trace: Trace, dropped: Sequence[int]) -> None:
+    def __init__(
+        self, trace: Trace, dropped: Sequence[int], offloaded: Sequence[int] = ()
+    ) -> None:
         graph = trace.graph
+        self.offloaded = frozenset(offloaded)
+        self.away = [(i, p.value) for i, p in enumerate(trace.packs) if p.value in self.offloaded]
         self.trace = trace
         self.dropped = frozenset(dropped)
         self.packs = [(i, p.value) for i, p in enumerate(trace.packs) if p.value in self.dropped]

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from mimose.devices.base import Device
 from mimose.plan import Remade
 from mimose.runtime.calls import Key
+from mimose.runtime.remaking.offloading import Offloads
 from mimose.runtime.remaking.recipes import Choice
 from mimose.runtime.remaking.saving import Saving
 from mimose.runtime.remaking.settings import Settings
@@ -35,13 +36,15 @@ class Remaker:
     Attributes:
         strays: Calls that saved something else than their trace said, and kept all of it.
         missed: Calls whose graph was not the one that the plan was made for, likewise.
+        offloads: What sends values to the host's memory.
     """
 
     def __init__(self, device: Device) -> None:
         self.strays = self.missed = 0
+        self.offloads = Offloads(device)
         self._device = device
         self._traces: dict[Key, OrderedDict[Signature, Trace]] = {}
-        self._choices: dict[tuple[int, tuple[int, ...]], tuple[Trace, Choice]] = {}
+        self._choices: dict[tuple[Any, ...], tuple[Trace, Choice]] = {}
         self._settings: dict[int, Settings] = {}
         self._strayed: Counter[Key] = Counter()
 
@@ -125,7 +128,8 @@ class Remaker:
         arguments: list[Any],
     ) -> bool:
         graph = trace.graph
-        if (remade.graph and remade.graph != graph.digest) or not graph.can_drop(remade.dropped):
+        other = remade.graph not in ("", graph.digest)
+        if other or not graph.can_let_go(remade.dropped, remade.offloaded):
             self.missed += 1
             return False
         if not saving.matches(trace):
@@ -133,14 +137,16 @@ class Remaker:
             self._strayed[key] += 1
             del self._traces[key][signature]
             return False
-        saving.drop(self._choice(trace, remade.dropped), arguments)
+        saving.drop(self._choice(trace, remade), arguments, self.offloads)
         return True
 
-    def _choice(self, trace: Trace, dropped: tuple[int, ...]) -> Choice:
-        found = self._choices.get((id(trace), dropped))
+    def _choice(self, trace: Trace, remade: Remade) -> Choice:
+        key = (id(trace), remade.dropped, remade.offloaded)
+        found = self._choices.get(key)
         if found is None:
             # The trace beside it keeps its identity from being another one's.
-            found = self._choices[id(trace), dropped] = trace, Choice(trace, dropped)
+            choice = Choice(trace, remade.dropped, remade.offloaded)
+            found = self._choices[key] = trace, choice
         return found[1]
 
     def _settings_of(self, wrapper: BlockForward) -> Settings:

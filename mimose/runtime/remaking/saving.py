@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mimose.runtime.remaking.offloading import Away, Batch, Offloads
 from mimose.runtime.remaking.recipes import Choice, as_shape, run, without_autocast
 from mimose.runtime.remaking.tracing import Given, Trace
 
@@ -17,8 +18,9 @@ _CHANGED = (
     "operation: what block {} saved for backward is at version {}, expected version {} instead"
 )
 
-Held = dict[int, tuple[torch.Tensor, int]]
-"""Tensors by value, each with its version counter when it was taken."""
+Held = dict[int, "tuple[torch.Tensor, int] | Away"]
+"""By value what is kept of it: a tensor with its version counter when it was taken, or a copy in
+the host's memory."""
 
 
 class Slot:
@@ -30,9 +32,11 @@ class Slot:
         call: The call that it was dropped by.
         place: Its place among what the call saved.
         leaves: The kept values that it is made from.
+        away: The value in the host's memory, if it was sent there.
+        batch: What its call sent there.
     """
 
-    __slots__ = ("call", "leaves", "name", "place", "tensor", "version")
+    __slots__ = ("away", "batch", "call", "leaves", "name", "place", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         # Detached: a node that saves its own output would keep itself alive otherwise.
@@ -42,6 +46,8 @@ class Slot:
         self.call: Call | None = None
         self.place = -1
         self.leaves: Held | None = None
+        self.away: Away | None = None
+        self.batch: Batch | None = None
 
     def get(self) -> torch.Tensor:
         """Return the tensor; called when backward needs it.
@@ -49,9 +55,11 @@ class Slot:
         Raises:
             RuntimeError: If it, or what it is made from, has been changed in place since.
         """
+        if self.batch is not None:
+            self.batch.begin_backward()
         tensor = self.tensor
         if tensor is None:
-            assert self.call is not None, "what was dropped can be made again"
+            assert self.call is not None, "what is gone can be had again"
             return self.call.make(self)
         check_version(tensor, self.version, self.name)
         return tensor
@@ -118,15 +126,18 @@ class Saving:
                 return False
         return True
 
-    def drop(self, choice: Choice, arguments: Sequence[Any]) -> None:
+    def drop(self, choice: Choice, arguments: Sequence[Any], offloads: Offloads) -> None:
         """Let the chosen values go.
 
         Args:
             choice: The values, and what they are made from.
             arguments: The leaves of the call's arguments.
+            offloads: Sends away what is to be in the host's memory.
         """
         slots = self.slots
         call = Call(choice, self._name, arguments)
+        if choice.offloaded:
+            self._send_away(choice, call, offloads)
         leaves = {
             value: {leaf: _taken(slots[choice.first[leaf]]) for leaf in choice.leaves[value]}
             for value in choice.dropped
@@ -138,8 +149,25 @@ class Saving:
             slots[place].tensor = None
         self.slots = []
 
+    def _send_away(self, choice: Choice, call: Call, offloads: Offloads) -> None:
+        slots = self.slots
+        tensors: dict[int, torch.Tensor] = {}
+        for value in choice.offloaded:
+            tensor = slots[choice.first[value]].tensor
+            assert tensor is not None, "nothing is gone yet"
+            tensors[value] = tensor
+        batch = offloads.send(tensors)
+        for slot in slots:
+            slot.batch = batch
+        for place, value in choice.away:
+            slot = slots[place]
+            slot.call, slot.place, slot.away = call, place, batch.values[value]
+            slot.tensor = None
 
-def _taken(slot: Slot) -> tuple[torch.Tensor, int]:
+
+def _taken(slot: Slot) -> tuple[torch.Tensor, int] | Away:
+    if slot.away is not None:
+        return slot.away
     assert slot.tensor is not None, "a leaf is kept"
     return slot.tensor, slot.version
 
@@ -163,8 +191,10 @@ class Call:
         self._left = Counter(choice.uses)
 
     def make(self, slot: Slot) -> torch.Tensor:
-        """Return the tensor that was saved in ``slot``, made again unless it is there."""
+        """Return the tensor that was saved in ``slot``, made again or back from the host."""
         value, shape = self._choice.trace.packs[slot.place]
+        if slot.away is not None:
+            return as_shape(slot.away.get(), shape)
         tensor = self._held.get(value)
         if tensor is None:
             assert slot.leaves is not None, "a dropped slot knows its leaves"
@@ -174,12 +204,15 @@ class Call:
             self._held.pop(value, None)
         return as_shape(tensor, shape)
 
-    def _make(self, value: int, leaves: Mapping[int, tuple[torch.Tensor, int]]) -> torch.Tensor:
+    def _make(self, value: int, leaves: Held) -> torch.Tensor:
         choice, name = self._choice, self._name
         there: dict[int, torch.Tensor] = {}
-        for leaf, (tensor, version) in leaves.items():
-            check_version(tensor, version, name)
-            there[leaf] = tensor
+        for leaf, held in leaves.items():
+            if isinstance(held, Away):
+                there[leaf] = held.get()
+            else:
+                check_version(*held, name)
+                there[leaf] = held[0]
         given: dict[Given, torch.Tensor] = {}
         for source, (tensor, version) in self._given.items():
             check_version(tensor, version, name)

@@ -1,0 +1,158 @@
+"""What planner ``auto`` chooses from at a size, in words: a menu for each distinct block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from mimose.plan import Plan
+from mimose.planners.auto.choosing import InsideForecast
+from mimose.planners.auto.fits import Inside
+from mimose.units import format_bytes, format_seconds
+from mimose_bench.experiments.tables import percent, table
+from mimose_bench.experiments.value_names import in_words
+
+KEEPS, RECOMPUTES, UNKNOWN = "nothing: keep all", "all: recompute the block", "values by number"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a menu.
+
+    Attributes:
+        drops: What it lets go, in words.
+        values: The same by number, as plans name values; empty for both ends of a menu.
+        freed_bytes: What that frees.
+        seconds: What making it again takes.
+        share: The same as a share of the block's forward.
+    """
+
+    drops: tuple[str, ...]
+    values: tuple[int, ...]
+    freed_bytes: int
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMenu:
+    """The menu of blocks that are alike, at one size.
+
+    Attributes:
+        size: The size.
+        blocks: Their numbers.
+        saved_bytes: What one of them keeps for backward.
+        forward_seconds: What recomputing one of them takes.
+        entries: From keeping all to recomputing the block, each dearer than the one before it.
+    """
+
+    size: tuple[int, ...]
+    blocks: tuple[int, ...]
+    saved_bytes: int
+    forward_seconds: float
+    entries: tuple[Entry, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+
+def menus_of(size: tuple[int, ...], forecast: InsideForecast) -> list[BlockMenu]:
+    """Return the menus of the blocks whose inside is known, equal blocks together."""
+    alike: dict[int, list[int]] = {}
+    for block, inside in sorted(forecast.inside.items()):
+        alike.setdefault(id(inside.fit), []).append(block)
+    return [_menu(size, tuple(blocks), forecast) for blocks in alike.values()]
+
+
+def _menu(size: tuple[int, ...], blocks: tuple[int, ...], forecast: InsideForecast) -> BlockMenu:
+    profile, inside = forecast.profile, forecast.inside[blocks[0]]
+    price = sum(profile.forward_seconds[b] for b in blocks) / len(blocks)
+    saved = profile.activation[blocks[0]]
+    fit, names = inside.fit, in_words(inside.fit.graph)
+    front = fit.candidates.front(inside.bytes, inside.seconds)
+    entries = [Entry((KEEPS,), (), 0, 0.0, 0.0)]
+    for place, freed, seconds in zip(front.places.tolist(), front.freed, front.seconds):
+        values = fit.candidates.sets[place]
+        if seconds < price:
+            words = tuple(names[v] for v in _largest_first(values, inside))
+            entries.append(Entry(words, values, round(freed), float(seconds), seconds / price))
+    entries.append(Entry((RECOMPUTES,), (), saved, price, 1.0))
+    return BlockMenu(size, blocks, saved, price, tuple(entries))
+
+
+def _largest_first(values: Sequence[int], inside: Inside) -> list[int]:
+    return sorted(values, key=lambda v: (-inside.bytes[v], v))
+
+
+def told(plan: Plan, menus: Sequence[BlockMenu]) -> list[tuple[str, str]]:
+    """Return what a plan does block by block, runs of blocks treated alike together.
+
+    Args:
+        plan: The plan.
+        menus: Those of its size.
+
+    Returns:
+        Pairs of blocks, e.g. ``blocks 0-3``, and what they let go.
+    """
+    known = {b: {e.values: e for e in menu.entries} for menu in menus for b in menu.blocks}
+    dropped = {r.block: r.dropped for r in plan.remade}
+
+    def what(block: int) -> str:
+        if block in plan.recomputed:
+            return RECOMPUTES
+        if block not in dropped:
+            return KEEPS
+        entry = known.get(block, {}).get(dropped[block])
+        return UNKNOWN if entry is None else ", ".join(entry.drops)
+
+    found = []
+    for text, run in groupby(range(plan.num_blocks), what):
+        blocks = list(run)
+        span = f"{blocks[0]}-{blocks[-1]}" if len(blocks) > 1 else f"{blocks[0]}"
+        found.append((f"block{'s' * (len(blocks) > 1)} {span}", text))
+    return found
+
+
+def describe_menus(
+    menus: Sequence[BlockMenu], shown: Mapping[tuple[int, ...], str], unit: str
+) -> str:
+    """Return menus as tables for the screen.
+
+    Args:
+        menus: The menus.
+        shown: Each size in words.
+        unit: What sizes count, e.g. ``tokens``.
+    """
+    parts = []
+    for menu in menus:
+        span = ", ".join(_spans(menu.blocks))
+        rows = [
+            (
+                format_bytes(e.freed_bytes) if e.freed_bytes else "-",
+                format_seconds(e.seconds) if e.seconds else "-",
+                percent(e.share) if e.seconds else "-",
+                ", ".join(e.drops),
+            )
+            for e in menu.entries
+        ]
+        parts.append(
+            f"menu of block{'s' * (len(menu.blocks) > 1)} {span} for {menu.size[0]} x "
+            f"{shown[menu.size]} {unit}: one keeps {format_bytes(menu.saved_bytes)}, its forward "
+            f"takes {format_seconds(menu.forward_seconds)}\n"
+            + table(("frees", "takes", "of forward", "lets go of"), rows)
+        )
+    return "\n".join(parts)
+
+
+def _spans(blocks: Sequence[int]) -> list[str]:
+    """Return numbers as runs, e.g. ``0-3``."""
+    spans: list[list[int]] = []
+    for block in blocks:
+        if spans and block == spans[-1][-1] + 1:
+            spans[-1].append(block)
+        else:
+            spans.append([block])
+    return [f"{s[0]}-{s[-1]}" if len(s) > 1 else f"{s[0]}" for s in spans]
