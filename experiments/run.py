@@ -346,6 +346,7 @@ def _write(writer: RunWriter, step: Step, handle: Handle, task: Task, weight: fl
             **extents,
             "plan": str(plan),
             "num_recomputed": plan.num_recomputed,
+            "num_remade": plan.num_remade,
             "outcome": "oom",
             "wait_seconds": step.wait_seconds,
             "weight": weight,

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from mimose.eviction import COLUMNS as EVICTION_COLUMNS
 from mimose.records import StepRecord
+from mimose.report import num_remade
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised whenever a column or a key of ``run.json`` is added or changes its meaning.
 
 2: ``weight`` in the steps, ``clock`` in ``run.json``; runs of version 1 have neither.
@@ -23,6 +24,7 @@ SCHEMA_VERSION = 5
 ``least_budget_bytes`` in ``run.json``.
 5: ``num_rematerializations``, ``eviction_maintenance_seconds``, ``eviction_overhead_seconds`` and
 ``swap_wait_seconds`` in the steps; outcome ``thrashing`` of steps and runs.
+6: ``num_remade`` in the steps.
 """
 
 RUN_OUTCOMES = ("running", "done", "oom", "infeasible", "thrashing", "interrupted", "failed")
@@ -68,6 +70,7 @@ STEPS = pa.schema(
         ("eviction_maintenance_seconds", pa.float64()),
         ("eviction_overhead_seconds", pa.float64()),
         ("swap_wait_seconds", pa.float64()),
+        ("num_remade", pa.int64()),
     ]
 )
 
@@ -151,6 +154,7 @@ def step_row(
     return row | {
         "plan": str(record.plan),
         "num_recomputed": record.plan.num_recomputed,
+        "num_remade": num_remade(record.plan),
         "fragmentation_bytes": None if peak is None or reserved is None else reserved - peak,
         **evicted,
     }

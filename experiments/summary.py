@@ -77,6 +77,7 @@ def summarize(
         "total_collector_seconds": _seconds(steps["collector_seconds"]),
         "total_wait_seconds": _seconds(steps["wait_seconds"]),
         "mean_recomputed_blocks": _mean(done, "num_recomputed"),
+        "mean_remade_blocks": _mean(done, "num_remade"),
         "mean_planning_seconds": _mean(done.assign(planning=planning_seconds(done)), "planning"),
         "num_thrashing": int((outcome == "thrashing").sum()),
         "eviction": eviction_breakdown(counted),
@@ -130,13 +131,14 @@ def count_violations(steps: pd.DataFrame) -> int:
 def budget_use(steps: pd.DataFrame, budget_bytes: int | None) -> float | None:
     """Return the median over steps of peak allocated over budget.
 
-    Responsive steps that had to recompute are what the budget binds; without any, every step that
-    finished counts.
+    Responsive steps that had to recompute, be it single values, are what the budget binds; without
+    any, every step that finished counts.
     """
     if budget_bytes is None:
         return None
     counted = steps[steps["weight"] > 0] if is_expected(steps) else steps
-    bound = counted[(counted["phase"] == "responsive") & (counted["num_recomputed"] > 0)]
+    again = counted["num_recomputed"].fillna(0) + counted["num_remade"].fillna(0)
+    bound = counted[(counted["phase"] == "responsive") & (again > 0)]
     chosen = bound if len(bound) else counted[~counted["outcome"].isin(FAILED)]
     peak = _median(chosen, "peak_allocated_bytes")
     return None if peak is None else peak / budget_bytes

@@ -386,6 +386,8 @@ def _recomputed(run: Run) -> str:
     if run.summary.get("eviction"):
         return "single operators, no blocks"
     text = _said(number(run.summary["mean_recomputed_blocks"], ".1f"), "blocks a step")
+    if run.summary.get("mean_remade_blocks"):
+        text += f", and values of {number(run.summary['mean_remade_blocks'], '.1f')} more"
     cores = num_cores(run.info.get("solution"))
     return f"{text}, and the attention core alone of {cores}" if cores else text
 

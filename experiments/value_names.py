@@ -1,4 +1,4 @@
-"""Names in words for what a block saves for backward: *GELU*, *dropout after softmax*, *linear 4*."""
+"""Names in words for what a block saves for backward: *GELU*, *dropout after softmax*."""
 
 from __future__ import annotations
 

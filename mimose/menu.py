@@ -14,7 +14,7 @@ The rules of making values again, by which both the runtime and :func:`cost_of` 
 - when backward needs a dropped value that is not there, its operator runs, and so before it do those
   of its inputs that are neither kept nor there;
 - a dropped value, once made, stays until backward has needed it for the last time;
-- all else that was made on the way goes as soon as the value is there.
+- all else that is made on the way goes as soon as nothing reads it any more.
 """
 
 from __future__ import annotations
@@ -202,14 +202,38 @@ def cost_of(
         made: set[int] = set()
         if value in gone:
             if value not in held:
-                for place in graph.remaking(value, kept | held):
+                places = tuple(graph.remaking(value, kept | held))
+                for place, released in zip(places, releases(graph, places, gone)):
                     total += seconds[place]
                     runs += 1
                     made.update(graph.operators[place].outputs)
+                    working = max(working, alive + sum(sizes[v] for v in held | made))
+                    made.difference_update(released)
             left[value] -= 1
         working = max(working, alive + sum(sizes[v] for v in held | made))
         held = {v for v in held | (made & gone) if left[v] > 0}
     return Cost(round(sum(sizes[v] for v in counted)), total, round(working), runs)
+
+
+def releases(
+    graph: BlockGraph, places: Sequence[int], dropped: Collection[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Return for each of the operators that make a value again what may go once it has run.
+
+    Args:
+        graph: The block.
+        places: The operators, in the order in which they run; the last makes the value.
+        dropped: The values that are dropped, which stay: backward may need them, too.
+    """
+    last = dict[int, int]()
+    for turn, place in enumerate(places):
+        operator = graph.operators[place]
+        last.update((value, turn) for value in (*operator.outputs, *operator.inputs))
+    made = {value for place in places for value in graph.operators[place].outputs}
+    found: list[list[int]] = [[] for _ in places]
+    for value in made.difference(dropped):
+        found[last[value]].append(value)
+    return tuple(tuple(sorted(values)) for values in found)
 
 
 def _leaves(graph: BlockGraph, value: int, kept: frozenset[int]) -> frozenset[int]:

@@ -105,7 +105,9 @@ def _parts(
 
 
 class _Parser:
-    _TOKEN = re.compile(r"\s*(?:(?P<number>\d+)|(?P<word>[a-z]+)|(?P<sign>[][|()-])|(?P<graph>#\w+))")
+    _TOKEN = re.compile(
+        r"\s*(?:(?P<number>\d+)|(?P<word>[a-z]+)|(?P<sign>[][|()-])|(?P<graph>#\w+))"
+    )
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -27,6 +27,7 @@ from mimose_bench.plots import (
     peak_by_budget,
     peak_memory,
     relative_time,
+    saved_values,
     step_time,
     style,
     timeline,
@@ -53,6 +54,7 @@ REPRODUCED: dict[str, tuple[str, Callable[[Reproduction], Any]]] = {
     "fig4": ("timeline", timeline.draw),
     "fig5": ("eviction-breakdown", eviction_breakdown.draw),
     "fig9": ("layer-selection", layer_selection.draw),
+    "auto-menu": ("saved-values", saved_values.draw),
 }
 """File name and function by the name of the reproduced figure."""
 

@@ -70,6 +70,7 @@ PLANNERS: dict[str, Look] = {
     "revolve": Look("#66C2A5", "8", "Revolve"),
     "dtr": Look("#D55E00", "v", "DTR"),
     "mimose": Look("#0072B2", "D", "Mimose"),
+    "auto": Look("#C51B7D", "*", "Auto"),
     "rotor": Look("#009E73", "<", "Rotor"),
     "checkmate": Look("#B8A800", ">", "Checkmate"),
     "checkmate-lp": Look("#882255", "d", "Checkmate, relaxed"),

@@ -68,6 +68,15 @@ CHOICES: dict[str, Choice] = {
         "its first steps recompute everything: {sheltered} times a plain step. Paid for after "
         "{paid_full} iterations against `full`, {paid_greedy} against `sublinear-greedy`",
     ),
+    "auto": Choice(
+        "of each block what is cheapest to make again, for this batch",
+        "no",
+        "a plan for each",
+        "by prediction; what fits under no plan is refused before it runs",
+        "a knapsack over the blocks' menus a plan",
+        _NO_BLOCKS,
+        "its first steps recompute everything and look inside the blocks",
+    ),
     "full": Choice(
         "recomputes every block",
         "no; to be told whether it fits, yes",

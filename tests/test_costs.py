@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mimose.costs import Profile, _Timeline, grown_gradients, predict_peak
-from mimose.plan import Plan, Region
+from mimose.costs import (
+    Profile,
+    _letting_values_go,
+    _Timeline,
+    grown_gradients,
+    predict_peak,
+)
+from mimose.plan import Plan, Region, Remade
 from mimose.records import ModelInfo, Situation
 
 
@@ -44,6 +50,7 @@ class Simulator:
         self.since = 0
         self.facts: dict[str, list[int]] = {"level": [], "kept": [], "checkpoint": []}
         self.backward_peaks: dict[int, int] = {}
+        self.let_go: dict[int, int] = {}
 
     def use(self, size: int) -> None:
         self.now += size
@@ -91,6 +98,7 @@ class Simulator:
             self.use(block.forward_temporary)
             self.use(block.output)
             self.use(-block.forward_temporary)
+            self.use(-self.let_go.get(item, 0))
             return
         for number in range(item.first, item.last + 1):
             block = self.chain.blocks[number]
@@ -106,6 +114,7 @@ class Simulator:
 
     def backward(self, item: int | Region) -> None:
         if isinstance(item, int):
+            self.use(self.let_go.get(item, 0))
             self.block_backward(item)
         elif item.first == item.last:
             block = self.chain.blocks[item.first]
@@ -266,6 +275,51 @@ def test_gradients_that_grow_are_counted(case: tuple[Chain, Plan], ready: bool) 
 
 
 @settings(deadline=None)
+@given(chain=chains(quiet=True), data=st.data(), grads_resident=st.booleans())
+def test_exact_where_kept_blocks_let_values_go(
+    chain: Chain, data: st.DataObject, grads_resident: bool
+) -> None:
+    plan, let_go = data.draw(plans_that_let_go(chain))
+    simulator = Simulator(chain)
+    simulator.let_go = let_go
+    simulated = simulator.run(plan)
+    profile, info = profile_of(chain), info_of(chain)
+    assert predict_peak(profile, plan, info, Situation(0), let_go).bytes == simulated
+    # Whoever tells nothing gets an upper bound.
+    assert predict_peak(profile, plan, info, Situation(0)).bytes >= simulated
+    kept = replace(plan, remade=())
+    for situation in (Situation(0), Situation(0, grads_resident=grads_resident)):
+        less = predict_peak(profile, plan, info, situation, let_go).bytes
+        assert less <= predict_peak(profile, kept, info, situation).bytes
+
+
+@given(st.sets(st.integers(0, 4)), st.sets(st.integers(0, 4)))
+def test_a_block_that_lets_values_go_holds_its_input(first: set[int], let: set[int]) -> None:
+    """A kept block frees 50 of its input; one that lets 300 go holds those and keeps 250 less."""
+    chain = uniform(5)
+    freeing = replace(
+        profile_of(chain),
+        activation=(950,) * 5,
+        forward_activation=(950,) * 5,
+        freed=(50,) * 5,
+        shared=(0, 20, 0, 0, 0),
+    )
+    info = info_of(chain)
+    let -= first
+    remade = tuple(Remade(b, (0,)) for b in sorted(let))
+    plan = replace(Plan.recompute_each(5, first), remade=remade)
+    let_go = dict.fromkeys(let, 300)
+    found = predict_peak(freeing, plan, info, Situation(0), let_go).bytes
+    assert (
+        _Timeline(_letting_values_go(freeing, plan, let_go), None).run(plan, Situation(0)).bytes
+        == found
+    )
+    whole = max([*first, *let], default=-1)
+    base = 950 * 5 - 950 * len(first) - 250 * len(let) - (20 if whole < 1 else 0)
+    assert found >= freeing.head_peak + base
+
+
+@settings(deadline=None)
 @given(chains(), st.data(), st.booleans())
 def test_fast_path_equals_general_path(
     chain: Chain, data: st.DataObject, grads_resident: bool
@@ -277,6 +331,18 @@ def test_fast_path_equals_general_path(
     grown = None if grads_resident else grown_gradients(info, count)
     general = _Timeline(profile, grown).run(plan, situation)
     assert predict_peak(profile, plan, info, situation).bytes == general.bytes
+
+
+@st.composite
+def plans_that_let_go(draw: st.DrawFn, chain: Chain) -> tuple[Plan, dict[int, int]]:
+    count = len(chain.blocks)
+    recomputed = draw(st.sets(st.integers(0, count - 1)))
+    let_go = {
+        block: draw(st.integers(0, chain.blocks[block].activation))
+        for block in draw(st.sets(st.integers(0, count - 1))) - recomputed
+    }
+    remade = tuple(Remade(block, (0,)) for block in sorted(let_go))
+    return replace(Plan.recompute_each(count, recomputed), remade=remade), let_go
 
 
 def uniform(count: int) -> Chain:

@@ -9,6 +9,10 @@ from pathlib import Path
 from mimose.units import format_seconds
 from mimose_bench.experiments.figures import (
     activations,
+    auto,
+    auto_memory,
+    auto_menu,
+    auto_optimum,
     break_even,
     cache,
     clock,
@@ -146,6 +150,22 @@ CHECKS: dict[str, Check] = {
             "steps": cache.QUICK_STEPS,
         },
         recorded=True,
+    ),
+    "auto": Check(auto.check, {"extent": "quick"}, recorded=True, version="other"),
+    "auto-menu": Check(auto_menu.check, version="other"),
+    "auto-memory": Check(
+        auto_memory.check,
+        {"tasks": auto_memory.QUICK_TASKS, "models": auto_memory.QUICK_MODELS},
+        version="other",
+    ),
+    "auto-optimum": Check(
+        auto_optimum.check,
+        {
+            "workloads": auto_optimum.QUICK_WORKLOADS,
+            "lengths": auto_optimum.QUICK_LENGTHS,
+            "seconds": auto_optimum.QUICK_SECONDS,
+        },
+        version="other",
     ),
     "operators": Check(operators.check, version="v1"),
     "clock": Check(

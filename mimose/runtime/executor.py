@@ -30,6 +30,7 @@ from mimose.runtime.evicting import Evictions
 from mimose.runtime.program import Program
 from mimose.runtime.remaking.remaker import Remaker
 from mimose.runtime.rerun import StepState
+from mimose.runtime.riding import RidingCollector
 from mimose.runtime.run import Run
 from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
@@ -146,9 +147,10 @@ class Executor:
                 its first run on is recomputed on its own.
             collect: Recompute every block, whatever the plan says, and run each once more to
                 measure it, unless the collector has found that it cannot.
+            trace: While collecting, trace the blocks; they run as the plan says, none of them once
+                more.
             count: Count FLOPs while collecting, which takes time of its own, wherever
                 :meth:`counting` is around both passes.
-            trace: Trace the blocks while collecting, too.
         """
         if self._collector is not None:
             self._collector.close()
@@ -157,7 +159,8 @@ class Executor:
         if collect or getattr(plan, "regions", ()):
             prepare(self._device)
         if collect and self._measurable:
-            self._collector = Collector(self._device, self._largest_gradient(), count=count)
+            kind = RidingCollector if trace else Collector
+            self._collector = kind(self._device, self._largest_gradient(), count=count)
         self._armed = (plan, collect)
         self._tracing = trace
         self._effective = None
@@ -319,7 +322,7 @@ class Executor:
             self._flow = self._flows.get(signature)
             recorder = FlowRecorder((args, kwargs)) if self._flow is None else None
         scheduled, cores = None, plan.cores
-        if collect:
+        if collect and not self._tracing:
             plan = Plan.recompute_each(len(self._order.keys))
         elif program is not None:
             scheduled = self._scheduled(program)

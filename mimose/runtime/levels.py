@@ -58,6 +58,11 @@ class Levels:
         self._peak = 0
         return Mark(mark.allocated + freed, peak)
 
+    def hold(self, *marks: Mark) -> None:
+        """Count these marks' peaks for the segment under way, as if they had not been taken."""
+        peaks = [mark.peak_allocated for mark in marks]
+        self._peak = max([self._peak, *(peak for peak in peaks if peak is not None)])
+
     def _fold(self, peak: int | None, freed: int) -> None:
         self._peak = max(self._peak, 0 if peak is None else peak + freed)
 

@@ -21,6 +21,7 @@ from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import DataFlow, FlowRecorder, tensors_in
 from mimose.runtime.regions import OpenRegion, run_block
 from mimose.runtime.remaking.remaker import Remaker
+from mimose.runtime.riding import RidingCollector
 from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
 from mimose.runtime.standing import Astray, made_real
@@ -239,12 +240,15 @@ class Run:
         if recorder is not None:
             recorder.enter_block(wrapper.module, args, kwargs)
         if self._collector is not None:
-            twice = self._may_run_twice(key, wrapper, args, kwargs)
+            riding = isinstance(self._collector, RidingCollector)
+            twice = (recompute or not riding) and self._may_run_twice(key, wrapper, args, kwargs)
 
             cached = cached_weights()
 
             def rerun() -> Any:
-                if cached is not None:
+                if riding and self._probing:
+                    return self._first_alone(key, block, wrapper, args, kwargs)
+                if cached is not None and not riding:
                     cache_weights(cached)  # The measured pass has left its own there.
                 return self._checkpoint(key, block, wrapper, args, kwargs, cores)
 
@@ -276,14 +280,13 @@ class Run:
         """Have a call measured, and traced where that is wanted and can be."""
         collector, remaker = self._collector, self._remaker
         assert collector is not None, "only collecting steps are measured"
-        if remaker is None or not remaker.usable(wrapper, key):
+        looked = None if remaker is None else remaker.look(key, wrapper, args, kwargs)
+        if remaker is None or looked is None:
             return collector.run(key, wrapper, args, kwargs, rerun, cores)
-        signature = remaker.signature(wrapper, args, kwargs)
-        tracer = remaker.tracer(wrapper, args, kwargs)
-        result = collector.run(key, wrapper, args, kwargs, rerun, cores, tracer)
+        result = collector.run(key, wrapper, args, kwargs, rerun, cores, remaker.tracer(looked))
         trace = collector.traces.get(key)
         if trace is not None:
-            remaker.learn(key, signature, trace)
+            remaker.learn(looked, trace)
         return result
 
     def _cores_of(self, key: Key, block: int) -> Cores | None:
@@ -303,9 +306,10 @@ class Run:
         """Run a block that is kept, all of it or all but what it makes again."""
         remade, remaker = self._remade.get(block), self._remaker
         if remade is not None and remaker is not None:
-            if not remaker.usable(wrapper, key) or _holds_cache(args, kwargs):
+            looked = remaker.look(key, wrapper, args, kwargs)
+            if looked is None or not remaker.fits(looked, remade):
                 return self._alone(key, block, wrapper, args, kwargs)
-            result, dropped = remaker.run(key, wrapper, remade, args, kwargs)
+            result, dropped = remaker.run(looked, remade, args, kwargs)
             if dropped:
                 self.remade[key] = remade
             return result
@@ -376,7 +380,10 @@ class Run:
         collector = self._collector
 
         def function(rerun: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if rerun and collector is not None:
+            if collector is not None and not rerun:
+                with collector.first_running(key):
+                    return run_block(wrapper, block, False, memory, args, kwargs)
+            if collector is not None:
                 within = nullcontext() if cores is None else cores.recomputed(wrapper.module)
                 with collector.rerunning(key), within:
                     return run_block(wrapper, block, True, memory, args, kwargs)

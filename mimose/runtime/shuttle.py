@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,8 @@ from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.ledger import OUTSIDE, Ledger
 from mimose.runtime.levels import Levels
-from mimose.runtime.remaking.tracing import Trace, Tracer, tracing
+from mimose.runtime.remaking.trace import Trace
+from mimose.runtime.remaking.tracing import Tracer, tracing
 from mimose.runtime.rerun import Snapshot
 from mimose.runtime.storages import (
     Saved,
@@ -49,7 +50,7 @@ from mimose.solvers.packing import ROUND, round_up
 _HEAD_SHARE = 3
 
 
-class _Sample:
+class Sample:
     """A :class:`BlockSample` in the making.
 
     ``began`` and ``measured`` are the device's stamps: between them the collector was at work.
@@ -67,6 +68,7 @@ class _Sample:
         "freed",
         "freed_late",
         "inside_checkpoint",
+        "kept",
         "kept_peak",
         "level",
         "measured",
@@ -88,6 +90,7 @@ class _Sample:
         self.copies: list[tuple[StorageWeakRef, int]] = []
         self.copy_bytes = self.freed = self.freed_late = self.shared = 0
         self.unsaved: dict[int, int] = {}
+        self.kept = False
         self.checkpointed = self.inside_checkpoint = self.around_checkpoint = False
         self.began: Any = None
         self.measured: Any = None
@@ -171,8 +174,8 @@ class Collector:
         self._device = device
         self._levels = Levels(device)
         self._base = self._levels.mark().allocated
-        self._samples: dict[Key, _Sample] = {}
-        self._last: _Sample | None = None
+        self._samples: dict[Key, Sample] = {}
+        self._last: Sample | None = None
         self._first_peak = self._loss_peak = self._head_peak = self._tail_peak = 0
         self._passed: set[StorageWeakRef] = set()
         self._segment_start = 0
@@ -197,6 +200,10 @@ class Collector:
     def rerunning(self, key: Key) -> AbstractContextManager[None]:
         """Return the context of a block's second run, in backward."""
         return self._ledger.within(("recompute", key))
+
+    def first_running(self, key: Key) -> AbstractContextManager[None]:
+        """Return the context of a block's first run, within its checkpoint."""
+        return nullcontext()
 
     def rerunning_core(self, key: Key) -> AbstractContextManager[None]:
         """Return the context of the second run of a block's attention core, in backward."""
@@ -228,8 +235,7 @@ class Collector:
         device, ledger, levels = self._device, self._ledger, self._levels
         start = ledger.measure()
         begin = levels.mark()
-        self._close_gap(begin)
-        sample = self._samples[key] = self._last = _Sample(begin.allocated - self._base)
+        sample = self._begin(key, begin)
         inputs = list(tensors_in((args, kwargs)))
         versions = [t._version for t in inputs]
         snapshot = Snapshot() if rerun is None else wrapper.state.snapshot(args, kwargs)
@@ -245,7 +251,7 @@ class Collector:
         # Within someone's checkpoint nothing is saved, and hooks on top would hide it.
         with _watching(saved, tracer) if outer is None else nullcontext():
             if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
-                look = partial(_look_for_checkpoint, active_checkpoint(), cores, found := [])
+                look = partial(look_for_checkpoint, active_checkpoint(), cores, found := [])
                 handle = register_module_forward_pre_hook(look)
                 try:
                     result = wrapper.inner(*args, **kwargs)
@@ -266,10 +272,11 @@ class Collector:
         sample.output_storages = tuple(outputs.values())
         sample.output = sum(round_up(size, ROUND) for size in outputs.values())
         sample.activation = max(0, high.allocated - low - sample.output)
-        sample.kept_peak = sample.checkpoint_peak = _peak(high) - low
+        sample.kept_peak = sample.checkpoint_peak = peak_of(high) - low
         if [t._version for t in inputs] != versions:
             self.keep_only.add(key)
             rerun = None
+        sample.kept = rerun is None
         if rerun is not None:
             del result
             captured.drop()
@@ -345,7 +352,7 @@ class Collector:
     def leave(self) -> None:
         """Note that the model's forward pass is over."""
         if not (self._closed or self._arrived_at or self._last is None):
-            self._loss_peak = _peak(self._levels.mark()) - self._base
+            self._loss_peak = peak_of(self._levels.mark()) - self._base
 
     def _check_left(self, name: str, activation: int, left: int) -> None:
         """Give up once plain passes have left as much in memory as half of one of them keeps.
@@ -393,15 +400,22 @@ class Collector:
             traced=tuple(trace.traced(number(key)) for key, trace in self.traces.items()),
         )
 
+    def _begin(self, key: Key, mark: Mark) -> Sample:
+        """Begin the sample of a call, which begins at ``mark``."""
+        self._close_gap(mark)
+        sample = self._samples[key] = self._last = Sample(mark.allocated - self._base)
+        return sample
+
     def _close_gap(self, mark: Mark) -> None:
         """Charge the peak between two blocks' forwards to the one before."""
-        peak = _peak(mark) - self._base
+        peak = peak_of(mark) - self._base
         last = self._last
         if last is None:
             self._first_peak = peak
             return
         last.checkpoint_peak = max(last.checkpoint_peak, peak - last.level)
-        last.kept_peak = max(last.kept_peak, peak - last.level + last.activation)
+        above = peak - last.level + (0 if last.kept else last.activation)
+        last.kept_peak = max(last.kept_peak, above)
 
     def _watch_gradients(self, key: Key, result: Any, inputs: Iterable[torch.Tensor]) -> None:
         given = {id(t) for t in inputs}
@@ -439,7 +453,7 @@ class Collector:
         self._ledger.begin(OUTSIDE)
 
     def _close_segment(self, mark: Mark) -> None:
-        peak = _peak(mark)
+        peak = peak_of(mark)
         if self._open is None:
             if mark.peak_allocated is None:
                 # Not known: a gradient exists a second time while it is being accumulated, beside
@@ -458,7 +472,7 @@ class Collector:
 
     def _head(self, mark: Mark) -> int:
         """Return the peak level between the last block's forward and the first gradient."""
-        peak = _peak(mark) - self._base
+        peak = peak_of(mark) - self._base
         if mark.peak_allocated is None and self._last is not None:
             # Not known: gradients take a few times what the head still holds and what it was given.
             last = self._last
@@ -476,7 +490,7 @@ class Collector:
         self.finished = True
 
 
-def _peak(mark: Mark) -> int:
+def peak_of(mark: Mark) -> int:
     return mark.allocated if mark.peak_allocated is None else mark.peak_allocated
 
 
@@ -484,13 +498,10 @@ def _watching(saved: Saved, tracer: Tracer | None) -> AbstractContextManager[Any
     """Return the context in which a block's plain pass is listed, and traced if it is to be."""
     if tracer is None:
         return listing(saved)
-    stack = ExitStack()
-    stack.enter_context(tracing(tracer, partial(list_storage, saved)))
-    stack.enter_context(tracer)
-    return stack
+    return tracing(tracer, partial(list_storage, saved))
 
 
-def _look_for_checkpoint(
+def look_for_checkpoint(
     outer: Any, cores: Cores | None, found: list[bool], module: Any, args: Any
 ) -> None:
     if cores is not None and cores.running:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ Vector = NDArray[np.float64]
 MOST_TRIED = 10
 """Of so many values, the largest, every set is tried; further ones are added one by one."""
 MOST_CANDIDATES = 256
+_MOST_REMEMBERED = 64
 _TINY = 0.01
 """Values that are together less than this share of what the block saves are kept."""
 
@@ -92,20 +94,37 @@ def candidates(graph: BlockGraph, traced: Sequence[Traced]) -> Candidates:
     sizes = [np.array(t.bytes, np.float64) for t in traced]
     seconds = [np.array(t.seconds, np.float64) for t in traced]
     ranked = _relevant(graph, sizes)
-    table = _table(graph, list(_sets(graph, ranked[:MOST_TRIED])))
+    table = _all_sets(graph, tuple(ranked[:MOST_TRIED]))
     for value in ranked[MOST_TRIED:]:
         best = {p for s, t in zip(sizes, seconds) for p in table.front(s, t).places.tolist()}
         sets = [table.sets[p] for p in sorted(best)]
         more = [tuple(sorted((*s, value))) for s in [(), *sets]]
         table = _table(graph, [*sets, *(s for s in more if graph.can_drop(s))])
-    chosen: dict[int, None] = {}
-    for one, s, t in zip(traced, sizes, seconds):
-        places = table.front(s, t).places.tolist()
-        most = cost_of(graph, (), one.bytes, one.seconds).working_bytes
-        for place in places[:: 1 + len(places) // MOST_CANDIDATES]:
-            if cost_of(graph, table.sets[place], one.bytes, one.seconds).working_bytes <= most:
-                chosen[place] = None
+    chosen: set[int] = set()
+    for one in traced:
+        places = _within(table, graph, one)
+        chosen.update(places[:: 1 + len(places) // MOST_CANDIDATES])
     return table.among(sorted(chosen))
+
+
+def _within(table: Candidates, graph: BlockGraph, one: Traced) -> list[int]:
+    """Return the front of the sets that take no more memory in backward than keeping everything."""
+    most = cost_of(graph, (), one.bytes, one.seconds).working_bytes
+    sizes, seconds = np.array(one.bytes, np.float64), np.array(one.seconds, np.float64)
+    left = list(range(len(table.sets)))
+    good: set[int] = set()
+    while True:
+        front = [left[p] for p in table.among(left).front(sizes, seconds).places.tolist()]
+        bad = {
+            p
+            for p in front
+            if p not in good
+            and cost_of(graph, table.sets[p], one.bytes, one.seconds).working_bytes > most
+        }
+        if not bad:
+            return front
+        good.update(p for p in front if p not in bad)
+        left = [p for p in left if p not in bad]
 
 
 def runs_again(graph: BlockGraph, dropped: Sequence[int]) -> list[int]:
@@ -153,6 +172,12 @@ def _sets(graph: BlockGraph, values: Sequence[int]) -> Iterator[tuple[int, ...]]
             if graph.can_drop(larger):
                 yield tuple(sorted(larger))
                 pending.append((larger, index + 1))
+
+
+@lru_cache(maxsize=_MOST_REMEMBERED)
+def _all_sets(graph: BlockGraph, values: tuple[int, ...]) -> Candidates:
+    """Return every set of ``values`` that can be dropped together; a sample more asks again."""
+    return _table(graph, list(_sets(graph, values)))
 
 
 def _table(graph: BlockGraph, sets: Sequence[tuple[int, ...]]) -> Candidates:

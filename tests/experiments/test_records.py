@@ -81,6 +81,7 @@ def test_a_step_under_a_tensor_level_policy_becomes_a_row():
     row = make_row(plan=Eviction(system="dtr"), collected=None, extra=figures.extra())
     assert row["plan"].startswith("evict h_DTR_eq")
     assert (row["num_recomputed"], row["num_evictions"], row["num_rematerializations"]) == (0, 3, 2)
+    assert row["num_remade"] == 0
     assert row["eviction_search_seconds"] == 0.5
     assert row["swap_wait_seconds"] == 0.0
     assert set(COLUMNS) <= set(row)

@@ -66,6 +66,9 @@ def test_budget_use_is_of_responsive_steps_that_recompute():
     assert summary.budget_use(frame, 100) == pytest.approx(0.7)
     assert summary.budget_use(frame, None) is None
     assert summary.budget_use(frame[frame["num_recomputed"] == 0], 100) == pytest.approx(0.2)
+    # Single values that are made again count as well.
+    remade = frame.assign(num_remade=[0, 0, 0, 2], num_recomputed=[12, 0, 0, 0])
+    assert summary.budget_use(remade, 100) == pytest.approx(0.8)
 
 
 def test_the_breakdown_adds_up_to_the_step():

@@ -141,3 +141,19 @@ def test_the_order_of_samples_does_not_matter():
     first = fitted(samples)(257).pack([0])
     random.Random(0).shuffle(samples)
     assert fitted(samples)(257).pack([0]) == first
+
+
+@pytest.mark.parametrize("length", [65, 211, 500])
+def test_values_that_are_let_go_are_taken_out(length):
+    packing = fitted([sample(ALIKE, x) for x in LENGTHS])(length)
+    scores, hidden = (amount(p, length) for p in (SCORES, HIDDEN))
+    without = [((HIDDEN, HIDDEN, NORM), (HIDDEN,)), *ALIKE[1:]]
+    # Sizes predicted by other fits may be rounded up otherwise.
+    for value in (scores, scores + 512, scores - 512):
+        assert packing.pack([2], {0: [value]}) == expected(without, length, [2])
+    neither = [((NORM,), (HIDDEN,)), *ALIKE[1:]]
+    gone = [scores, hidden, hidden, hidden]
+    assert packing.pack([], {0: gone}) == expected(neither, length, [])
+    # What the block is not known to keep is there still; and so is all of the last block.
+    for let_go in ({0: [scores + 5000]}, {5: [scores]}, {}):
+        assert packing.pack([], let_go) == packing.pack([])

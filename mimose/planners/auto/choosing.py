@@ -17,7 +17,7 @@ from mimose.solvers import choice
 from mimose.solvers.choice import Menu
 from mimose.solvers.menu import Vector
 
-_ROUNDS = 4
+_ROUNDS = 8
 _SLACK = 0.005
 """Share of what may be kept; so much room left over is worth another try."""
 
@@ -151,9 +151,9 @@ def choose(
     fits = plain.peak.bytes + plain.packed.waste_bytes <= allowed_bytes
     least = sum(offers.prices[b] for b in plain.plan.recomputed) if fits else float("inf")
     room = _room(forecast.profile, info, situation)
-    spare = allowed_bytes - situation.resident_bytes - plain.packed.waste_bytes
+    search = _Search(float(allowed_bytes - situation.resident_bytes - plain.packed.waste_bytes))
     for _ in range(_ROUNDS):
-        found = choice.choose(offers.menus, offers.of, room + spare)
+        found = choice.choose(offers.menus, offers.of, room + search.bytes)
         if found is None:
             break
         seconds = choice.seconds_of(offers.menus, offers.of, found)
@@ -163,13 +163,46 @@ def choose(
         left = allowed_bytes - peak.bytes - packed.waste_bytes
         if left >= 0 and seconds < least:
             best, least = Scheduled(plan, peak, packed, weighed), seconds
-        elif left >= 0:
+        if plan.keeps_all or not search.goes_on(left):
             break
-        # Bytes that are held meanwhile and what is lost to packing depend on the plan.
-        if 0 <= left <= _SLACK * spare or plan.keeps_all:
-            break
-        spare += left
     return best._replace(candidates=weighed)
+
+
+class _Search:
+    """Looks for the most bytes to choose for, so that what is chosen fits.
+
+    What a plan takes beside what it keeps depends on the plan: input that is held meanwhile, and
+    what is lost between tensors, which falls by whole segments.
+
+    Attributes:
+        bytes: The bytes to choose for now.
+    """
+
+    def __init__(self, start: float) -> None:
+        self.bytes = start
+        self._fitting: float | None = None
+        self._too_much: float | None = None
+        self._stride = 1.0
+
+    def goes_on(self, left: float) -> bool:
+        """Take note of what was left by a choice (less than 0: it was too much), and move on."""
+        enough = _SLACK * abs(self.bytes)
+        if left >= 0:
+            if left <= enough:
+                return False
+            self._fitting = self.bytes
+            target = self.bytes + left
+        else:
+            self._too_much = self.bytes
+            target = self.bytes + self._stride * left
+            self._stride *= 2
+        if self._fitting is not None and self._too_much is not None:
+            if self._too_much - self._fitting <= enough:
+                return False
+            if not self._fitting < target < self._too_much:
+                target = (self._fitting + self._too_much) / 2
+        self.bytes = target
+        return True
 
 
 def _prices(forecast: InsideForecast, candidates: Sequence[int]) -> dict[int, float]:

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from mimose.planners.auto.fits import Fit
 from mimose.planners.auto.traces import Traces
+from mimose.planners.mimose.collector import Sample
 from mimose.planners.mimose.knowledge import Knowledge
-from mimose.records import ModelInfo, StepRecord
+from mimose.records import ModelInfo, Size, StepRecord
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+_WORTH_FITTING = 3
+"""Before so many samples no step is planned for."""
 
 
 class InsideKnowledge(Knowledge):
@@ -28,21 +33,31 @@ class InsideKnowledge(Knowledge):
         Returns:
             How many figures were taken as samples.
         """
-        learned = 0
-        if record.collected is not None and record.collected.traced:
-            learned = self._traces.learn(
-                record.collected.traced, record.size, warm_up=self.iterations == 0
-            )
-            if learned:
-                self._fits = None
-                self.plans.clear()
-        return learned + super().learn(record, info)
+        new = 0
+        if record.collected is not None:
+            traced = record.collected.traced
+            new = self._traces.learn(traced, record.size, warm_up=self.iterations == 0)
+        learned = new + super().learn(record, info)
+        if new:
+            # Times of blocks, too: the first ones may be of a size whose bytes were known.
+            self._fits = None
+            self.forget_fits()
+            if self.iterations >= _WORTH_FITTING:
+                self.fits()  # Now, and not while a step waits for its plan.
+        return learned
 
     def fits(self) -> list[Fit]:
         """Return what is known of the insides of blocks, equal ones together."""
         if self._fits is None:
             self._fits = [Fit(alike) for alike in self._traces.alike()]
         return self._fits
+
+    def _suffice(self, same: list[Sample], all_samples: list[Sample]) -> bool:
+        """Whether samples of one gradient state are enough without the others.
+
+        Where there are few, one that is left out may have been the largest or the smallest.
+        """
+        return super()._suffice(same, all_samples) and _range(same) == _range(all_samples)
 
     def _fit_anew(self) -> None:
         """Drop the fits and the plans made with them: there may be better ones now."""
@@ -58,3 +73,8 @@ class InsideKnowledge(Knowledge):
         self = super().from_json(data)
         self._traces = Traces.from_json(data["traces"])
         return self
+
+
+def _range(samples: list[Sample]) -> tuple[Size, Size]:
+    extents = list(zip(*(s.size for s in samples)))
+    return tuple(map(min, extents)), tuple(map(max, extents))

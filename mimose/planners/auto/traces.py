@@ -88,7 +88,7 @@ class Traces:
                     seen.seconds.pop(oldest, None)
             seen.bytes[size] = one.bytes
             if not warm_up and any(one.seconds):
-                new += len(one.seconds)
+                new += len(one.seconds) * (size not in seen.seconds)
                 known = seen.seconds.get(size, one.seconds)
                 seen.seconds[size] = tuple(map(min, known, one.seconds))
         return new

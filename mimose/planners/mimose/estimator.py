@@ -18,6 +18,8 @@ from mimose.planners.mimose.features import Features, Matrix
 from mimose.planners.mimose.storages import Packing, Storages
 from mimose.records import Size
 
+_LEAST_FREEDOM = 3
+"""Samples beyond the fit's columns that it takes to tell how samples scatter."""
 _ERRORS = 4.0
 """Standard errors. One odd sample of ten, at an end of their range, hides much of itself: with it
 the error is up to three of those that are seen."""
@@ -109,11 +111,11 @@ class Estimator:
 
         Some standard errors of the noisiest figure. What scatters the samples (memory that is freed
         a moment later than usual, experts that are chosen) does little within their range, and more
-        with the square of the distance from it. 0 where there are no more samples than the fit has
-        columns, from which nothing can be told.
+        with the square of the distance from it. 0 where samples are hardly more than the columns of
+        the fit, so that nothing can be told of how they scatter.
         """
         freedom = len(self._design) - self._features.num_columns
-        if freedom <= 0:
+        if freedom < _LEAST_FREEDOM:
             return 0
         inverse = np.linalg.pinv(self._design)
         left = self._measured - self._design @ (inverse @ self._measured)

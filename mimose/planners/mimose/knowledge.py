@@ -132,8 +132,7 @@ class Knowledge:
         """Return samples as of a step with resident gradients, for use in the given state."""
         all_samples = list(self._store)
         same = [s for s in all_samples if s.grads_resident == grads_resident]
-        shapes = len({s.size[1:] for s in all_samples})
-        if same and len({s.size[1:] for s in same}) >= min(_ENOUGH_SHAPES, shapes):
+        if same and self._suffice(same, all_samples):
             all_samples = same
         # The peak model adds at most `grown` where gradients are not resident. Taking just that
         # off is exact for the same state; for the other one as little as possible is taken off.
@@ -144,6 +143,11 @@ class Knowledge:
             else replace(s, grads_resident=True, bytes=np.maximum(s.bytes - off, 0.0))
             for s in all_samples
         ]
+
+    def _suffice(self, same: list[Sample], all_samples: list[Sample]) -> bool:
+        """Whether samples of one gradient state are enough without the others."""
+        shapes = len({s.size[1:] for s in all_samples})
+        return len({s.size[1:] for s in same}) >= min(_ENOUGH_SHAPES, shapes)
 
     def _off(self, grown: tuple[int, ...], *, most: bool) -> Row:
         count = len(self.block_names)

@@ -15,7 +15,7 @@ import torch
 from mimose.devices.base import Device
 from mimose.runtime.channels import channel_of
 from mimose.runtime.eviction.copies import Channel
-from mimose.runtime.remaking.tracing import Shape, shape_of
+from mimose.runtime.remaking.trace import Shape, shape_of
 
 
 class Away:

@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from mimose.devices.base import Device
 from mimose.plan import Remade
 from mimose.runtime.calls import Key
 from mimose.runtime.remaking.offloading import Offloads
+from mimose.runtime.remaking.proof import Proofs
 from mimose.runtime.remaking.recipes import Choice
-from mimose.runtime.remaking.saving import Saving
+from mimose.runtime.remaking.saving import Saving, take, unchanged, version_of
 from mimose.runtime.remaking.settings import Settings
-from mimose.runtime.remaking.tracing import Trace, Tracer
+from mimose.runtime.remaking.signature import (
+    SETTINGS,
+    Signature,
+    hooks_in_force,
+    leaves_of,
+    readable,
+    signature_of,
+)
+from mimose.runtime.remaking.trace import Trace
+from mimose.runtime.remaking.tracing import Tracer, recording
 from mimose.runtime.wrappers import BlockForward
 
 _MOST_TRACES = 128
 """Of one block."""
 _MOST_STRAYS = 3
 """Calls that save something else than their trace says, before a block is left alone."""
+_MOST_CHANGES = 8
+"""Calls in a row, each with settings never seen before, before a block is left alone."""
 
-Signature = tuple[Any, ...]
+
+class Looked(NamedTuple):
+    """A block's call that is about to be made.
+
+    Attributes:
+        key: The call.
+        wrapper: Its block.
+        leaves: What its arguments hold.
+        signature: What its trace depends on.
+    """
+
+    key: Key
+    wrapper: BlockForward
+    leaves: list[Any]
+    signature: Signature
 
 
 class Remaker:
@@ -43,29 +67,46 @@ class Remaker:
         self.strays = self.missed = 0
         self.offloads = Offloads(device)
         self._device = device
+        self._kind = device.torch_device.type
+        self._proofs = Proofs(self._kind)
         self._traces: dict[Key, OrderedDict[Signature, Trace]] = {}
-        self._choices: dict[tuple[Any, ...], tuple[Trace, Choice]] = {}
+        self._choices: dict[tuple[Any, ...], Choice] = {}
         self._settings: dict[int, Settings] = {}
         self._strayed: Counter[Key] = Counter()
 
-    def usable(self, wrapper: BlockForward, key: Key) -> bool:
-        """Whether a block's call can be traced, and have some of what it saves dropped."""
-        return (
-            torch.is_grad_enabled()
-            and not wrapper.compiles
-            and not wrapper.checkpoints
-            and self._strayed[key] < _MOST_STRAYS
-            and _no_hooks()
-            and not self._settings_of(wrapper).sharded
-        )
-
-    def run(
+    def look(
         self,
         key: Key,
         wrapper: BlockForward,
-        remade: Remade,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+    ) -> Looked | None:
+        """Look at a block's call that is about to be made; None if it must be left alone."""
+        if (
+            not torch.is_grad_enabled()
+            or wrapper.compiles
+            or wrapper.checkpoints
+            or self._strayed.get(key, 0) >= _MOST_STRAYS
+            or hooks_in_force()
+        ):
+            return None
+        settings = self._settings_of(wrapper)
+        leaves, structure = leaves_of(args, kwargs)
+        now = settings.now()
+        if settings.sharded or settings.restless >= _MOST_CHANGES or not readable(leaves):
+            return None
+        return Looked(key, wrapper, leaves, signature_of(leaves, structure, now, self._kind))
+
+    def fits(self, looked: Looked, remade: Remade) -> bool:
+        """Whether a plan's choice is one for this call, as far as that is known."""
+        trace = self._known(looked)
+        if trace is None or self._is_meant(self._choice(trace, remade), remade):
+            return True
+        self.missed += 1
+        return False
+
+    def run(
+        self, looked: Looked, remade: Remade, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, bool]:
         """Run a block's call and drop what the plan says.
 
@@ -75,126 +116,97 @@ class Remaker:
         Returns:
             What the block returned, and whether anything was dropped.
         """
-        arguments = pytree.tree_leaves((args, kwargs))
-        signature = self._signature(wrapper, args, kwargs, arguments)
-        trace = self._known(key, signature)
+        trace, wrapper = self._known(looked), looked.wrapper
         if trace is None:
-            tracer = Tracer(wrapper.module, arguments, self._device)
-            saving = Saving(wrapper.name, tracer.note)
-            with saving.hooks(), tracer:
-                result = wrapper.inner(*args, **kwargs)
-            trace = tracer.finish(result)
-            self.learn(key, signature, trace)
-        else:
-            saving = Saving(wrapper.name)
-            with saving.hooks():
-                result = wrapper.inner(*args, **kwargs)
-        return result, self._drop(key, saving, trace, signature, remade, arguments)
+            return self._run_first(looked, remade, args, kwargs)
+        choice = self._choice(trace, remade)
+        # Before the call: it may put another buffer in the place of one that it has read.
+        taken = take(choice.given, looked.leaves)
+        saving = Saving(wrapper.name)
+        with saving.hooks():
+            result = wrapper.inner(*args, **kwargs)
+        if (
+            taken is None
+            or not saving.matches(trace)
+            or not unchanged(taken)
+            or not self._proofs.hold(choice, saving, taken)
+        ):
+            self.strays += 1
+            self._strayed[looked.key] += 1
+            del self._traces[looked.key][looked.signature]
+            return result, False
+        saving.drop(choice, taken, self.offloads)
+        return result, True
 
-    def tracer(
-        self, wrapper: BlockForward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tracer:
-        """Return what traces a call that keeps all that it saves."""
-        return Tracer(wrapper.module, pytree.tree_leaves((args, kwargs)), self._device)
+    def _run_first(
+        self, looked: Looked, remade: Remade, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, bool]:
+        """Run a call of a kind that was not traced before."""
+        wrapper, tracer = looked.wrapper, self.tracer(looked)
+        everything = {given: (t, version_of(t)) for given, t in tracer.draft.taken.items()}
+        saving = Saving(wrapper.name)
+        with saving.hooks(tracer.note), recording(tracer):
+            result = wrapper.inner(*args, **kwargs)
+        trace = tracer.finish(result)
+        choice = self._choice(trace, remade)
+        if not self.learn(looked, trace) or not self._is_meant(choice, remade):
+            self.missed += 1
+            return result, False
+        taken = {
+            source: (tensor.detach(), version)
+            for source, (tensor, version) in everything.items()
+            if source in choice.given
+        }
+        if not unchanged(taken) or not self._proofs.hold(choice, saving, taken):
+            self.strays += 1
+            return result, False
+        saving.drop(choice, taken, self.offloads)
+        return result, True
 
-    def signature(
-        self, wrapper: BlockForward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Signature:
-        """Return what a call's trace depends on."""
-        return self._signature(wrapper, args, kwargs, pytree.tree_leaves((args, kwargs)))
+    def tracer(self, looked: Looked) -> Tracer:
+        """Return what traces a call."""
+        return Tracer(looked.wrapper.module, looked.leaves, self._device)
 
-    def learn(self, key: Key, signature: Signature, trace: Trace) -> None:
-        """Remember a trace."""
-        known = self._traces.setdefault(key, OrderedDict())
+    def learn(self, looked: Looked, trace: Trace) -> bool:
+        """Remember a trace; returns False if it is not to be gone by.
+
+        That of a call that changes its own module's settings is not: the next one finds others.
+        """
+        signature = looked.signature
+        if self._settings_of(looked.wrapper).now() != signature[SETTINGS]:
+            return False
+        known = self._traces.setdefault(looked.key, OrderedDict())
         known[signature] = trace
         if len(known) > _MOST_TRACES:
             _, oldest = known.popitem(last=False)
-            self._choices = {k: c for k, c in self._choices.items() if c[0] is not oldest}
-
-    def _known(self, key: Key, signature: Signature) -> Trace | None:
-        known = self._traces.get(key)
-        trace = None if known is None else known.get(signature)
-        if trace is not None and known is not None:
-            known.move_to_end(signature)
-        return trace
-
-    def _drop(
-        self,
-        key: Key,
-        saving: Saving,
-        trace: Trace,
-        signature: Signature,
-        remade: Remade,
-        arguments: list[Any],
-    ) -> bool:
-        graph = trace.graph
-        other = remade.graph not in ("", graph.digest)
-        if other or not graph.can_let_go(remade.dropped, remade.offloaded):
-            self.missed += 1
-            return False
-        if not saving.matches(trace):
-            self.strays += 1
-            self._strayed[key] += 1
-            del self._traces[key][signature]
-            return False
-        saving.drop(self._choice(trace, remade), arguments, self.offloads)
+            self._choices = {k: c for k, c in self._choices.items() if c.trace is not oldest}
         return True
 
+    def _known(self, looked: Looked) -> Trace | None:
+        known = self._traces.get(looked.key)
+        trace = None if known is None else known.get(looked.signature)
+        if trace is not None and known is not None:
+            known.move_to_end(looked.signature)
+        return trace
+
     def _choice(self, trace: Trace, remade: Remade) -> Choice:
-        key = (id(trace), remade.dropped, remade.offloaded)
+        # The choice holds the trace, and so keeps its identity from being another one's.
+        key = id(trace), remade.dropped, remade.offloaded
         found = self._choices.get(key)
         if found is None:
-            # The trace beside it keeps its identity from being another one's.
-            choice = Choice(trace, remade.dropped, remade.offloaded)
-            found = self._choices[key] = trace, choice
-        return found[1]
+            found = self._choices[key] = Choice(trace, remade.dropped, remade.offloaded)
+        return found
+
+    def _is_meant(self, choice: Choice, remade: Remade) -> bool:
+        """Whether a choice can be carried out, and on the graph that the plan was made for."""
+        return (
+            choice.able
+            and (not remade.graph or remade.graph == choice.trace.graph.digest)
+            and not self._proofs.fail(choice)
+        )
 
     def _settings_of(self, wrapper: BlockForward) -> Settings:
         settings = self._settings.get(wrapper.index)
         if settings is None:
             settings = self._settings[wrapper.index] = Settings(wrapper.module)
         return settings
-
-    def _signature(
-        self,
-        wrapper: BlockForward,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        arguments: list[Any],
-    ) -> Signature:
-        spec = pytree.tree_structure((args, kwargs))
-        return (
-            spec,
-            tuple(map(_told, arguments)),
-            self._settings_of(wrapper).now(),
-            _autocast(self._device.torch_device.type),
-        )
-
-
-def _told(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        if leaf.layout != torch.strided:
-            return id(leaf)
-        return (
-            leaf.shape,
-            leaf.stride(),
-            leaf.storage_offset(),
-            leaf.dtype,
-            leaf.device,
-            leaf.requires_grad,
-        )
-    return leaf if isinstance(leaf, (int, float, bool, str, bytes, type(None))) else id(leaf)
-
-
-def _autocast(kind: str) -> tuple[Any, ...]:
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return ()
-    return torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
-
-
-def _no_hooks() -> bool:
-    """Whether nobody has hooks of their own on what is saved for backward."""
-    top: Callable[[bool], Any] | None = getattr(
-        torch._C._autograd, "_top_saved_tensors_default_hooks", None
-    )
-    return top is None or top(False) is None

@@ -26,6 +26,24 @@ _ATTENTION = frozenset(
         "_scaled_dot_product_cudnn_attention",
     )
 )
+_NORMS = frozenset(("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit"))
+_NORM_ARGUMENTS = 8
+_COPIES = frozenset(("_to_copy", "copy_"))
+# Their sums come in another order each time, on some devices.
+_DISORDERLY = frozenset(
+    (
+        "bincount",
+        "cumsum",
+        "histc",
+        "index_add",
+        "index_put",
+        "index_reduce",
+        "put",
+        "scatter_add",
+        "scatter_reduce",
+        "segment_reduce",
+    )
+)
 _NAMESPACES = frozenset(("aten", "prims"))
 
 
@@ -48,9 +66,36 @@ def name_of(function: Any) -> str:
     return str(function._schema.name).rpartition("::")[2]
 
 
-def reads_data(function: Any) -> bool:
+def reads_data(function: Any, args: Sequence[Any], result: Any) -> bool:
     """Whether the operator hands values of tensors to the program, which may go by them."""
-    return _TOLD_BY_DATA[0] in function.tags
+    if _TOLD_BY_DATA[0] in function.tags or _TOLD_BY_DATA[1] in function.tags:
+        return True
+    return (
+        name_of(function) in _COPIES
+        and isinstance(result, torch.Tensor)
+        and result.device.type == "cpu"
+        and any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in args)
+    )
+
+
+def is_norm(function: Any) -> bool:
+    """Whether it is a batch norm that says that it changes its running statistics."""
+    return name_of(function) == "_native_batch_norm_legit" and not function._overloadname
+
+
+def changed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that an operator changes, by its schema."""
+    schema = function._schema.arguments
+    named = [*zip(schema, args)]
+    named += [(a, kwargs[a.name]) for a in schema[len(args) :] if a.name in kwargs]
+    return [a for s, a in named if s.alias_info is not None and s.alias_info.is_write]
+
+
+def changed_unseen(function: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+    """Return the running statistics that a batch norm changes, whatever its schema says."""
+    if name_of(function) not in _NORMS or len(args) < _NORM_ARGUMENTS or not args[5]:
+        return []
+    return [a for a in args[3:5] if isinstance(a, torch.Tensor)]
 
 
 def again(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Again | None:
@@ -75,7 +120,9 @@ def again(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Agai
         name in _ATTENTION and _argument(function, args, kwargs, "dropout_p") == 0.0
     ):
         return None
-    if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
+    if any("Generator" in str(a.type) for a in function._schema.arguments):
+        return None
+    if name in _DISORDERLY and args[0].is_floating_point() and args[0].device.type != "cpu":
         return None
     return Again(function, args, kwargs)
 
@@ -113,14 +160,18 @@ def dropout(function: Any, args: Sequence[Any], result: Any) -> Again | None:
     tensor, p, train = args[0], args[1], args[2] if len(args) > 2 else True
     if train is False or not 0.0 < p < 1.0:
         return None
-    return Again(_aten.native_dropout_backward.default, (tensor, result[1], 1.0 / (1.0 - p)), {})
+    scale = 1.0 / (1.0 - p)
+    if tensor.device.type == "cuda" and tensor.dtype != torch.float64:
+        # The fused kernel divides by the rate as a float32.
+        scale = float(1.0 / torch.tensor(1.0 - p, dtype=torch.float32).double())
+    return Again(_aten.native_dropout_backward.default, (tensor, result[1], scale), {})
 
 
 def _batch_norm(
     function: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Again | None:
     """Return a batch norm that leaves its running statistics as they are."""
-    if kwargs or name not in ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit"):
+    if kwargs or name not in _NORMS or len(args) != _NORM_ARGUMENTS:
         return None
     tensor, weight, bias, _, _, training, momentum, epsilon = args
     if not training:
@@ -132,9 +183,7 @@ def _batch_norm(
     return Again(function, (tensor, weight, bias, None, None, True, momentum, epsilon), {})
 
 
-def _argument(
-    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
+def _argument(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     for place, argument in enumerate(function._schema.arguments):
         if argument.name == name:
             if place < len(args):

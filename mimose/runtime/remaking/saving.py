@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from mimose.runtime.remaking.offloading import Away, Batch, Offloads
-from mimose.runtime.remaking.recipes import Choice, as_shape, run, without_autocast
-from mimose.runtime.remaking.tracing import Given, Trace
+from mimose.runtime.remaking.recipes import Choice, as_shape, run
+from mimose.runtime.remaking.trace import Given, Trace
 
 _CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace "
@@ -21,6 +20,8 @@ _CHANGED = (
 Held = dict[int, "tuple[torch.Tensor, int] | Away"]
 """By value what is kept of it: a tensor with its version counter when it was taken, or a copy in
 the host's memory."""
+Taken = dict[Given, tuple[torch.Tensor, int]]
+"""What was there before a call, with its version counters."""
 
 
 class Slot:
@@ -29,6 +30,7 @@ class Slot:
     Attributes:
         tensor: The tensor, detached; None once it was dropped.
         version: Its version counter when it was saved.
+        name: The block's name.
         call: The call that it was dropped by.
         place: Its place among what the call saved.
         leaves: The kept values that it is made from.
@@ -38,14 +40,15 @@ class Slot:
 
     __slots__ = ("away", "batch", "call", "leaves", "name", "place", "tensor", "version")
 
+    call: Call
+    leaves: Held
+    place: int
+
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         # Detached: a node that saves its own output would keep itself alive otherwise.
         self.tensor: torch.Tensor | None = tensor.detach()
         self.version = tensor._version
         self.name = name
-        self.call: Call | None = None
-        self.place = -1
-        self.leaves: Held | None = None
         self.away: Away | None = None
         self.batch: Batch | None = None
 
@@ -59,9 +62,9 @@ class Slot:
             self.batch.begin_backward()
         tensor = self.tensor
         if tensor is None:
-            assert self.call is not None, "what is gone can be had again"
             return self.call.make(self)
-        check_version(tensor, self.version, self.name)
+        if tensor._version != self.version:
+            raise RuntimeError(_CHANGED.format(self.name, tensor._version, self.version))
         return tensor
 
 
@@ -71,8 +74,13 @@ def check_version(tensor: torch.Tensor, version: int, name: str) -> None:
     Raises:
         RuntimeError: If it has been, as PyTorch does.
     """
-    if tensor._version != version:
+    if version_of(tensor) != version:
         raise RuntimeError(_CHANGED.format(name, tensor._version, version))
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return a tensor's version counter; inference tensors have none, and never change."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class Saving:
@@ -80,43 +88,53 @@ class Saving:
 
     Args:
         name: The block's name.
-        also: Called with each tensor that is saved.
 
     Attributes:
         slots: What was saved, in order.
+        nodes: How many nodes autograd's graph has got meanwhile.
     """
 
-    def __init__(self, name: str, also: Callable[[torch.Tensor], None] | None = None) -> None:
+    __slots__ = ("_name", "nodes", "slots")
+
+    def __init__(self, name: str) -> None:
         self.slots: list[Slot] = []
+        self.nodes = -torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self._name = name
-        self._also = also
 
-    def hooks(self) -> AbstractContextManager[Any]:
-        """Return the context to run the block in."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, Slot.get)
+    def hooks(
+        self, also: Callable[[torch.Tensor], None] | None = None
+    ) -> AbstractContextManager[Any]:
+        """Return the context to run the block in; ``also`` is called with each saved tensor."""
+        keep, name = self.slots.append, self._name
 
-    def _pack(self, tensor: torch.Tensor) -> Slot:
-        slot = Slot(tensor, self._name)
-        self.slots.append(slot)
-        if self._also is not None:
-            self._also(tensor)
-        return slot
+        def pack(tensor: torch.Tensor) -> Slot:
+            slot = Slot(tensor, name)
+            keep(slot)
+            if also is not None:
+                also(tensor)
+            return slot
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, Slot.get)
 
     def matches(self, trace: Trace) -> bool:
-        """Whether what was saved is what the trace says."""
-        packs = trace.packs
-        if len(packs) != len(self.slots):
+        """Whether what was saved is what the trace says; called when the block has run."""
+        packs, slots = trace.packs, self.slots
+        if not trace.partial:
+            nodes = self.nodes + torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+            if len(packs) != len(slots) or nodes != trace.nodes:
+                return False
+        elif len(packs) > len(slots):
             return False
         storages: dict[int, int] = {}
-        for slot, (value, shape) in zip(self.slots, packs):
-            tensor = slot.tensor
-            assert tensor is not None, "nothing is dropped before it is known to match"
+        for slot, (value, shape) in zip(slots, packs):
             if value < 0:
                 continue
+            tensor = slot.tensor
+            assert tensor is not None, "nothing is dropped before it is known to match"
             if (
-                tensor.shape != shape.size
+                tensor.layout != torch.strided
+                or tensor.shape != shape.size
                 or tensor.dtype != shape.dtype
-                or tensor.layout != torch.strided
                 or tensor.stride() != shape.stride
                 or tensor.storage_offset() != shape.offset
             ):
@@ -124,22 +142,27 @@ class Saving:
             storage = tensor.untyped_storage()._cdata
             if storages.setdefault(value, storage) != storage:
                 return False
-        return True
+        return len(set(storages.values())) == len(storages)
 
-    def drop(self, choice: Choice, arguments: Sequence[Any], offloads: Offloads) -> None:
+    def drop(self, choice: Choice, taken: Taken, offloads: Offloads | None = None) -> None:
         """Let the chosen values go.
 
         Args:
             choice: The values, and what they are made from.
-            arguments: The leaves of the call's arguments.
+            taken: What was there before the call.
             offloads: Sends away what is to be in the host's memory.
         """
         slots = self.slots
-        call = Call(choice, self._name, arguments)
+        for source in choice.packed:
+            slot = slots[source.pack]
+            assert slot.tensor is not None, "what is no value is not dropped"
+            taken[source] = slot.tensor, slot.version
+        call = Call(choice, self._name, taken)
         if choice.offloaded:
+            assert offloads is not None, "something sends away what is to go"
             self._send_away(choice, call, offloads)
         leaves = {
-            value: {leaf: _taken(slots[choice.first[leaf]]) for leaf in choice.leaves[value]}
+            value: {leaf: _taken(slots[place]) for leaf, place in choice.leaves[value]}
             for value in choice.dropped
         }
         for place, value in choice.packs:
@@ -147,7 +170,6 @@ class Saving:
             slot.call, slot.place, slot.leaves = call, place, leaves[value]
         for place, _ in choice.packs:
             slots[place].tensor = None
-        self.slots = []
 
     def _send_away(self, choice: Choice, call: Call, offloads: Offloads) -> None:
         slots = self.slots
@@ -172,23 +194,49 @@ def _taken(slot: Slot) -> tuple[torch.Tensor, int] | Away:
     return slot.tensor, slot.version
 
 
+def take(sources: Iterable[Given], arguments: Sequence[Any]) -> Taken | None:
+    """Return what is there before a call; None if something is not what it should be.
+
+    Args:
+        sources: What.
+        arguments: The leaves of the call's arguments.
+    """
+    taken: Taken = {}
+    for source in sources:
+        if source.owner is None:
+            tensor = arguments[source.place]
+        else:
+            tensor = source.owner._parameters.get(source.name)
+            if tensor is None:
+                tensor = source.owner._buffers.get(source.name)
+        if tensor is None or tensor.is_neg() or tensor.is_conj():
+            return None
+        taken[source] = tensor.detach(), version_of(tensor)
+    return taken
+
+
+def unchanged(taken: Taken) -> bool:
+    """Whether nothing of it has been changed since."""
+    return all(version_of(tensor) == version for tensor, version in taken.values())
+
+
 class Call:
     """One call of a block, some values of which were dropped.
 
     Args:
         choice: The values.
         name: The block's name.
-        arguments: The leaves of the call's arguments.
+        taken: What making them again reads of what was there before the call.
     """
 
-    __slots__ = ("_choice", "_given", "_held", "_left", "_name")
+    __slots__ = ("_choice", "_held", "_left", "_name", "_taken")
 
-    def __init__(self, choice: Choice, name: str, arguments: Sequence[Any]) -> None:
+    def __init__(self, choice: Choice, name: str, taken: Taken) -> None:
         self._choice = choice
         self._name = name
-        self._given = {source: _versioned(source, arguments) for source in choice.given}
+        self._taken = taken
         self._held: dict[int, torch.Tensor] = {}
-        self._left = Counter(choice.uses)
+        self._left = dict(choice.uses)
 
     def make(self, slot: Slot) -> torch.Tensor:
         """Return the tensor that was saved in ``slot``, made again or back from the host."""
@@ -197,7 +245,6 @@ class Call:
             return as_shape(slot.away.get(), shape)
         tensor = self._held.get(value)
         if tensor is None:
-            assert slot.leaves is not None, "a dropped slot knows its leaves"
             tensor = self._make(value, slot.leaves)
         self._left[value] -= 1
         if self._left[value] <= 0:
@@ -213,24 +260,15 @@ class Call:
             else:
                 check_version(*held, name)
                 there[leaf] = held[0]
+        program = choice.program(value, frozenset(self._held))
         given: dict[Given, torch.Tensor] = {}
-        for source, (tensor, version) in self._given.items():
-            check_version(tensor, version, name)
-            given[source] = tensor
-        steps = choice.program(value, frozenset(self._held))
-        kind = next(iter((*there.values(), *given.values()))).device.type
-        with without_autocast(kind):
-            made = run(steps, (self._held, there), given)
+        for step in program.steps:
+            for source in step.given:
+                tensor, version = self._taken[source]
+                check_version(tensor, version, name)
+                given[source] = tensor
+        made = run(program, (self._held, there), given)
         for other in choice.dropped.intersection(made):
             if self._left[other] > 0:
                 self._held[other] = made[other]
         return made[value]
-
-
-def _versioned(source: Given, arguments: Sequence[Any]) -> tuple[torch.Tensor, int]:
-    if source.owner is None:
-        tensor = arguments[source.place]
-    else:
-        found = source.owner._parameters.get(source.name)
-        tensor = source.owner._buffers[source.name] if found is None else found
-    return tensor.detach(), tensor._version

@@ -6,15 +6,21 @@ adapter that is switched off changes those and no shape, so each call looks whet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
+from operator import attrgetter
+from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 _SCALARS = (bool, int, float, str, type(None))
 _MOST = 16
 """Containers with more in them are taken for data."""
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
+_HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks")
+
+Table = dict[str, Any]
 
 
 class Settings:
@@ -25,33 +31,139 @@ class Settings:
 
     Attributes:
         sharded: Whether ``fully_shard`` has taken its parameters over, which come and go.
+        restless: How many times in a row something was found that was never so before.
     """
 
-    __slots__ = ("_containers", "_modules", "_scalars", "sharded")
+    __slots__ = (
+        "_children",
+        "_containers",
+        "_grown",
+        "_hooks",
+        "_known",
+        "_last",
+        "_module",
+        "_number",
+        "_parameters",
+        "_tables",
+        "_values",
+        "restless",
+        "sharded",
+    )
 
     def __init__(self, module: nn.Module) -> None:
-        self._modules = list(module.modules())
-        self.sharded = any(
-            base.__name__ == "FSDPModule" for m in self._modules for base in type(m).__mro__
-        )
-        places: list[tuple[dict[str, Any], str]] = []
-        seen: set[int] = set()
-        for owner in self._modules:
-            places += [(vars(owner), name) for name in vars(owner) if name not in _OWN]
-            config = vars(owner).get("config")
-            if hasattr(config, "__dict__") and id(config) not in seen:
-                seen.add(id(config))
-                places += [(vars(config), name) for name in vars(config)]
-        self._scalars = [(d, n) for d, n in places if isinstance(d[n], _SCALARS)]
-        self._containers = [(d, n) for d, n in places if _small(d[n])]
+        self._module = module
+        self._known: dict[Hashable, int] = {}
+        self._last: Any = None
+        self._number = -1
+        self._grown = 0
+        self.restless = 0
+        self._read()
 
-    def now(self) -> tuple[Any, ...]:
-        """Return all of it as it is now."""
+    def now(self) -> int:
+        """Return a number that is the same whenever everything is as it was."""
+        try:
+            current = self._current()
+        except KeyError:  # An attribute is gone.
+            self._read()
+            current = self._current()
+        if not _alike(current[0], self._children):
+            self._read()
+            current = self._current()
+        elif self._last is not None and _alike(current[1], self._last):
+            self.restless = 0
+            return self._number
+        self._last = current[1]
+        before = len(self._known)
+        self._number = self._numbered((self._grown, *current[1]))
+        self.restless = self.restless + 1 if len(self._known) > before else 0
+        return self._number
+
+    def _numbered(self, state: tuple[Any, ...]) -> int:
+        try:
+            return self._known.setdefault(_frozen(state), len(self._known))
+        except TypeError:  # Cannot be looked up again.
+            return self._known.setdefault(object(), len(self._known))
+
+    def _current(self) -> tuple[Any, Any]:
+        children, tables, hooks = self._tables
         return (
-            tuple([d.get(name) for d, name in self._scalars]),
-            tuple([repr(d.get(name)) for d, name in self._containers]),
-            tuple([(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in self._modules]),
+            (children, list(map(len, tables))),
+            (
+                [table[name] for table, name in self._values],
+                [repr(table[name]) for table, name in self._containers],
+                list(map(len, hooks)),
+                [
+                    None if p is None else p.requires_grad
+                    for held in self._parameters
+                    for p in held.values()
+                ],
+            ),
         )
+
+    def _read(self) -> None:
+        """Look anew at which modules there are, and at what they have."""
+        modules = list(self._module.modules())
+        self.sharded = any(
+            base.__name__ == "FSDPModule" for m in modules for base in type(m).__mro__
+        )
+        self._parameters = [m._parameters for m in modules]
+        places: list[tuple[Table, str]] = []
+        tables: list[Table] = []
+        seen: set[int] = set()
+        for owner in modules:
+            tables.append(vars(owner))
+            for name, value in vars(owner).items():
+                if name in _OWN:
+                    continue
+                places.append((vars(owner), name))
+                if _is_object(value) and id(value) not in seen:
+                    seen.add(id(value))
+                    tables.append(vars(value))
+                    places += [(vars(value), n) for n in vars(value)]
+        self._values = [(d, n) for d, n in places if isinstance(d[n], _SCALARS) or _acts(d[n])]
+        self._containers = [(d, n) for d, n in places if _small(d[n])]
+        children = [m._modules for m in modules]
+        self._tables = children, tables, [hooks for m in modules for hooks in _HOOKS(m)]
+        self._children = [dict(c) for c in children], list(map(len, tables))
+        # Other modules with the same settings are something else.
+        self._grown += 1
+
+
+def _alike(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):  # Arrays, for one, have no one answer.
+        return False
+
+
+def _frozen(value: Any) -> Hashable:
+    """Return something that is equal for equal values of equal types."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_frozen(part) for part in value)
+    hash(value)
+    return type(value), value
+
+
+def _acts(value: Any) -> bool:
+    """Whether an attribute is something that a forward may call or go by."""
+    return isinstance(value, (FunctionType, type)) or (
+        isinstance(value, Callable)  # type: ignore[arg-type]
+        and not isinstance(value, (nn.Module, torch.Tensor))
+        and type(value).__hash__ is not None
+        and not hasattr(value, "__wrapped__")
+    )
+
+
+def _is_object(value: Any) -> bool:
+    """Whether an attribute holds settings of its own, as a configuration does."""
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, (nn.Module, torch.Tensor, type, Callable))  # type: ignore[arg-type]
+        and len(vars(value)) <= _MOST_SETTINGS
+    )
+
+
+_MOST_SETTINGS = 256
 
 
 def _small(value: Any) -> bool:

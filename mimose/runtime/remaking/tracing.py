@@ -8,8 +8,8 @@ arguments. Two things come of it: a :class:`mimose.menu.BlockGraph`, by which pl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -17,217 +17,191 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimose.devices.base import Device
-from mimose.menu import BlockGraph, Operator, Traced
 from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.remaking import rules
+from mimose.runtime.remaking.draft import Draft, Record, Value
+from mimose.runtime.remaking.finishing import trace_of
+from mimose.runtime.remaking.reads import Chance, Reads
+from mimose.runtime.remaking.trace import (
+    Given,
+    Ref,
+    Trace,
+    is_plain,
+    shape_of,
+    storage_of,
+)
 from mimose.solvers.packing import ROUND, round_up
 
-
-class Shape(NamedTuple):
-    """How a tensor lies in its storage."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-
-class Given(NamedTuple):
-    """A storage that was there before the block's call.
-
-    Attributes:
-        place: The place of an argument among the leaves of all arguments, or -1.
-        owner: The module that holds the parameter or buffer, if it is one.
-        name: Its name there.
-    """
-
-    place: int
-    owner: torch.nn.Module | None = None
-    name: str = ""
-
-
-class Ref(NamedTuple):
-    """A tensor argument of an operator: whose storage, and how it lies there."""
-
-    source: int | Given
-    shape: Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How an operator runs again.
-
-    Attributes:
-        function: What to call.
-        args: Its arguments, with a :class:`Ref` for each tensor.
-        kwargs: Its keyword arguments, likewise.
-        outputs: For each tensor that it returns and that is wanted, its place among the leaves of
-            what it returns, the value that it is and how it lay the first time.
-        given: What it reads of what was there before the call.
-    """
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    outputs: tuple[tuple[int, int, Shape], ...]
-    given: tuple[Given, ...]
-
-
-class Pack(NamedTuple):
-    """A tensor that was saved for backward.
-
-    Attributes:
-        value: The value that it shows; -1 if that is none of the block's own, or not to be dropped.
-        shape: How it lies.
-    """
-
-    value: int
-    shape: Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """What one forward of a block has shown.
-
-    Attributes:
-        graph: For planners.
-        steps: For each operator of the graph how it runs again, None if it cannot.
-        packs: What was saved, in that order.
-        bytes: Of each value, as the allocator rounds.
-        seconds: Of each operator.
-    """
-
-    graph: BlockGraph
-    steps: tuple[Step | None, ...]
-    packs: tuple[Pack, ...]
-    bytes: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    def traced(self, block: int) -> Traced:
-        """Return what planners are told, for the block of this number."""
-        return Traced(block, self.graph, self.bytes, self.seconds)
-
-
-def shape_of(tensor: torch.Tensor) -> Shape:
-    """Return how a tensor lies in its storage."""
-    return Shape(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
-
-
-@dataclass(slots=True)
-class _Value:
-    """A value in the making: what made it, of how many bytes and of which type."""
-
-    storage: int
-    bytes: int
-    dtype: torch.dtype
-
-
-@dataclass(slots=True)
-class _Record:
-    """An operator in the making."""
-
-    name: str
-    inputs: set[int]
-    outputs: list[int]
-    seconds: tuple[Any, Any] | None
-    again: rules.Again | None
-    given: list[Given] = field(default_factory=list)
-    wanted: list[tuple[int, int, Shape]] = field(default_factory=list)
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-_STRANGE = Given(-1)
 _SKIPPED = frozenset(("detach", "alias"))
+_STRANGE = Given(-1)
 
 
 class Tracer(TorchDispatchMode):
-    """Records what runs while it is on.
+    """Records what runs while it is on; enter it through :func:`tracing`.
 
     Args:
         module: The block.
         arguments: The leaves of its call's arguments.
         device: What tells the time.
+
+    Attributes:
+        draft: The record.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(
-        self, module: torch.nn.Module, arguments: Sequence[Any], device: Device
+        self,
+        module: torch.nn.Module,
+        arguments: Sequence[Any],
+        device: Device,
     ) -> None:
         super().__init__()
+        self.draft = Draft()
         self._device = device
-        self._records: list[_Record] = []
-        self._values: list[_Value] = []
         self._current: dict[int, int] = {}
         self._references: list[StorageWeakRef] = []
         self._given: dict[int, Given] = {}
-        self._changed: set[Given] = set()
-        self._packs: list[tuple[int, Shape] | None] = []
-        self._told = False
+        self._chance = Chance()
+        kind = device.torch_device.type
+        autocast = kind != "meta" and torch.is_autocast_enabled(kind)
+        self._cached = (
+            torch.get_autocast_dtype(kind)
+            if autocast and torch.is_autocast_cache_enabled()
+            else None
+        )
         for owner in module.modules():
             for held in (owner._parameters, owner._buffers):
                 for name, tensor in held.items():
-                    if tensor is not None and _plain(tensor):
-                        self._given.setdefault(_storage(tensor), Given(-1, owner, name))
+                    if tensor is not None and is_plain(tensor):
+                        self._give(tensor, Given(-1, owner, name))
         for place, leaf in enumerate(arguments):
-            if isinstance(leaf, torch.Tensor) and _plain(leaf):
-                self._given[_storage(leaf)] = Given(place)
+            if isinstance(leaf, torch.Tensor) and is_plain(leaf):
+                self._give(leaf, Given(place))
+
+    def _give(self, tensor: torch.Tensor, given: Given) -> None:
+        key = storage_of(tensor)
+        known = self._given.get(key)
+        if known is None or (known.place >= 0 and given.place >= 0):
+            self._given.setdefault(key, given)
+        else:
+            # Two names: another call may find two tensors.
+            self._given[key] = _STRANGE
+        # Held, so that no other storage comes to be where this one was.
+        self.draft.taken[given] = tensor
+
+    def __enter__(self) -> Tracer:
+        """Begin to record."""
+        self.draft.nodes = -_nodes()
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        """End."""
+        super().__exit__(*error)
+        self.draft.nodes += _nodes()
 
     # -- what is saved
 
     def note(self, tensor: torch.Tensor) -> None:
         """Note a tensor that is saved for backward, the next one in order."""
-        if not _plain(tensor):
-            self._packs.append(None)
-            return
-        self._packs.append((self._current.get(_storage(tensor), -1), shape_of(tensor)))
+        with torch._C.DisableTorchFunction():
+            if not is_plain(tensor):
+                self.draft.packs.append(None)
+                return
+            key = storage_of(tensor)
+            if key not in self._current and key not in self._given:
+                self._refer(tensor)
+            self.draft.packs.append((self._current.get(key, -1), key, shape_of(tensor)))
 
     # -- what runs
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and record it."""
         kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            return self._run_unknown(func, args, kwargs)
         name = rules.name_of(func)
         if name in _SKIPPED:
             return func(*args, **kwargs)
         start = self._device.now()
         result = func(*args, **kwargs)
         stamps = (start, self._device.now())
-        if rules.reads_data(func):
-            self._told = True
-        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        storages = {_storage(t): t for t in given if _plain(t)}
-        if func._schema.is_mutable and not self._is_norm(name, func):
-            self._change(name, func, args, kwargs, stamps, given)
-            return result
-        made = [
-            (place, t)
-            for place, t in enumerate(pytree.tree_leaves(result))
-            if isinstance(t, torch.Tensor) and _plain(t) and _storage(t) not in storages
-        ]
-        made = [(place, t) for place, t in made if not self._shows_known(t)]
-        if not made:
-            return result
-        drop = rules.dropout(func, args, result)
-        if drop is not None:
-            self._record_dropout(args, result, drop, stamps, given)
-            return result
-        record = self._start(name, given, stamps, rules.again(func, args, kwargs))
-        for place, tensor in made:
-            record.wanted.append((place, self._new(tensor, record), shape_of(tensor)))
-        self._refer(record)
+        with torch._C.DisableTorchFunction():
+            self._record(name, func, args, kwargs, result, stamps)
+            if rules.reads_data(func, args, result):
+                self.tell()
         return result
 
-    def _shows_known(self, tensor: torch.Tensor) -> bool:
-        """Whether an output lies in a storage that is known, or in none."""
-        storage = _storage(tensor)
-        return storage in self._given or storage in self._current
+    def tell(self) -> None:
+        """Note that values of tensors are handed to the program, which may go by them."""
+        if self.draft.firm < 0:
+            self.draft.firm = len(self.draft.packs)
 
-    def _is_norm(self, name: str, func: Any) -> bool:
-        return name == "_native_batch_norm_legit" and func._overloadname == ""
+    def reach(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor's memory is handed out, and may be written to unseen."""
+        if is_plain(tensor):
+            self._overwrite("memory", tensor, [tensor], None)
+
+    def _run_unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator of which nothing is known, not even what it changes."""
+        result = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            for tensor in pytree.tree_leaves((args, kwargs)):
+                if isinstance(tensor, torch.Tensor):
+                    self.reach(tensor)
+        return result
+
+    def _record(
+        self,
+        name: str,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        stamps: tuple[Any, Any],
+    ) -> None:
+        given = _tensors((args, kwargs))
+        storages = {storage_of(t) for t in given if is_plain(t)}
+        if func._schema.is_mutable and not rules.is_norm(func):
+            self._change(name, func, args, kwargs, stamps, given)
+            return
+        for tensor in rules.changed_unseen(func, args):
+            source = self._source(tensor)
+            if isinstance(source, Given):
+                self.draft.changed.add(source)
+        made = list[tuple[int, torch.Tensor]]()
+        for place, tensor in enumerate(pytree.tree_leaves(result)):
+            if not isinstance(tensor, torch.Tensor) or not is_plain(tensor):
+                continue
+            key = storage_of(tensor)
+            if not (key in storages or key in self._given or key in self._current):
+                storages.add(key)
+                made.append((place, tensor))
+        if not made:
+            return
+        drop = rules.dropout(func, args, result)
+        if drop is not None:
+            self._record_dropout(result, drop, stamps, given)
+            return
+        record = self._start(name, given, stamps, rules.again(func, args, kwargs))
+        for place, tensor in made:
+            value = self._new(tensor, record)
+            record.wanted.append((place, value, shape_of(tensor)))
+            if name == "_to_copy" and self._is_cached(given, tensor):
+                self.draft.fixed.add(value)
+
+    def _is_cached(self, given: Sequence[torch.Tensor], copy: torch.Tensor) -> bool:
+        """Whether autocast holds this copy of a parameter until it ends."""
+        if copy.dtype != self._cached:
+            return False
+        source = self._source(given[0])
+        if not isinstance(source, Given) or source.owner is None:
+            return False
+        parameter = source.owner._parameters.get(source.name)
+        return parameter is not None and parameter.requires_grad
 
     def _record_dropout(
         self,
-        args: Sequence[Any],
         result: Any,
         again: rules.Again,
         stamps: tuple[Any, Any],
@@ -238,7 +212,6 @@ class Tracer(TorchDispatchMode):
         first.wanted.append((1, self._new(mask, first), shape_of(mask)))
         second = self._start("dropout", [*given, mask], stamps, again)
         second.wanted.append((0, self._new(output, second), shape_of(output)))
-        self._refer(second)
 
     def _start(
         self,
@@ -246,54 +219,69 @@ class Tracer(TorchDispatchMode):
         given: Iterable[torch.Tensor],
         stamps: tuple[Any, Any] | None,
         again: rules.Again | None,
-    ) -> _Record:
-        """Begin the record of an operator that reads ``given``."""
-        record = _Record(name.strip("_"), set(), [], stamps, again)
-        self._records.append(record)
+    ) -> Record:
+        """Begin the record of an operator; one that runs again reads what its second form reads."""
+        if self.draft.firm >= 0:
+            again = None
+        record = Record(name.strip("_"), set(), [], stamps, None)
+        able = again is not None
+        self.draft.records.append(record)
+        if again is not None:
+            given = _tensors((again.args, again.kwargs))
         for tensor in given:
             source = self._source(tensor)
             if isinstance(source, int):
                 record.inputs.add(source)
-                if self._values[source].dtype != tensor.dtype:
-                    record.again = None
+                if self.draft.values[source].dtype != tensor.dtype:
+                    able = False
             else:
                 record.given.append(source)
                 if source is _STRANGE:
-                    record.again = None
+                    able = False
             if tensor.is_conj() or tensor.is_neg():
-                record.again = None
+                able = False
+        if again is not None and able:
+            record.args = tuple(self._without_tensors(a) for a in again.args)
+            record.kwargs = {k: self._without_tensors(a) for k, a in again.kwargs.items()}
+            record.function = again.function
         return record
 
     def _source(self, tensor: torch.Tensor) -> int | Given:
-        if not _plain(tensor):
+        if not is_plain(tensor):
             return _STRANGE
-        storage = _storage(tensor)
-        value = self._current.get(storage)
-        return self._given.get(storage, _STRANGE) if value is None else value
+        key = storage_of(tensor)
+        value = self._current.get(key)
+        if value is not None:
+            return value
+        given = self._given.get(key)
+        if given is None:
+            given = self._refer(tensor)
+        return given
 
-    def _refer(self, record: _Record) -> None:
-        """Replace the tensors of an operator's arguments by what tells them again."""
-        if record.again is None:
-            return
-        record.args = tuple(self._without_tensors(a) for a in record.again.args)
-        record.kwargs = {k: self._without_tensors(a) for k, a in record.again.kwargs.items()}
-        record.again = rules.Again(record.again.function, (), {})
+    def _refer(self, tensor: torch.Tensor) -> Given:
+        """Take in a storage that comes from somewhere else."""
+        # The reference keeps the identity from being another storage's later.
+        self._references.append(StorageWeakRef(tensor.untyped_storage()))
+        key = storage_of(tensor)
+        given = self._given[key] = Given(-1, storage=key)
+        return given
 
     def _without_tensors(self, argument: Any) -> Any:
+        """Replace the tensors of an operator's argument by what tells them again."""
         if isinstance(argument, torch.Tensor):
             return Ref(self._source(argument), shape_of(argument))
         if isinstance(argument, (list, tuple)):
             return [self._without_tensors(a) for a in argument]
         return argument
 
-    def _new(self, tensor: torch.Tensor, record: _Record) -> int:
+    def _new(self, tensor: torch.Tensor, record: Record) -> int:
         """Number the value that an operator has made."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         # The reference keeps the identity from being another storage's later.
         self._references.append(StorageWeakRef(storage))
-        value = len(self._values)
-        self._values.append(_Value(key, round_up(storage.nbytes(), ROUND), tensor.dtype))
+        value = len(self.draft.values)
+        self.draft.values.append(Value(key, round_up(storage.nbytes(), ROUND), tensor.dtype))
         self._current[key] = value
         record.outputs.append(value)
         return value
@@ -308,102 +296,37 @@ class Tracer(TorchDispatchMode):
         given: list[torch.Tensor],
     ) -> None:
         """Record an operator that changes tensors: each gets a new value."""
-        changed = [
-            argument
-            for schema, argument in _arguments(func, args, kwargs)
-            if schema.alias_info is not None and schema.alias_info.is_write
-        ]
         functional = rules.in_place(func)
-        for tensor in pytree.tree_leaves(changed):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            source = self._source(tensor)
-            if not isinstance(source, int):
-                if source is not _STRANGE:
-                    self._changed.add(source)
-                elif _plain(tensor):
-                    # Nobody knows what else shows it: a value that cannot be made again.
-                    self._new(tensor, self._start(name, given, stamps, None))
-                continue
+        for tensor in _tensors(rules.changed(func, args, kwargs)):
             again = None
             if functional is not None and tensor is args[0] and _covers(tensor):
                 again = rules.again(functional, args, kwargs)
-            record = self._start(name, given, stamps, again)
-            self._refer(record)
-            record.wanted.append((0, self._new(tensor, record), shape_of(tensor)))
+            self._overwrite(name, tensor, given, stamps, again)
+
+    def _overwrite(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        given: list[torch.Tensor],
+        stamps: tuple[Any, Any] | None,
+        again: rules.Again | None = None,
+    ) -> None:
+        source = self._source(tensor)
+        if isinstance(source, Given):
+            # Nobody knows when others read it.
+            self.draft.changed.add(source)
+            return
+        record = self._start(name, given, stamps, again)
+        record.wanted.append((0, self._new(tensor, record), shape_of(tensor)))
 
     # -- what comes of it
 
     def finish(self, result: Any) -> Trace:
         """Return the trace of a call that returned ``result``; may wait for the device."""
-        final = {value.storage: number for number, value in enumerate(self._values)}
-        last = set(final.values())
-        fixed = {
-            final[_storage(t)]
-            for t in tensors_in(result)
-            if _plain(t) and _storage(t) in final
-        }
-        packs = [self._pack(entry, last) for entry in self._packs]
-        saved = [pack.value for pack in packs if pack.value >= 0]
-        return self._pruned(saved, fixed.intersection(saved), packs)
-
-    def _pack(self, entry: tuple[int, Shape] | None, last: set[int]) -> Pack:
-        if entry is None:
-            return Pack(-1, _NO_SHAPE)
-        value, shape = entry
-        usable = value in last and self._values[value].dtype == shape.dtype
-        return Pack(value if usable else -1, shape)
-
-    def _pruned(self, saved: list[int], fixed: set[int], packs: list[Pack]) -> Trace:
-        """Leave out what nothing that is saved was made from, and number the rest anew."""
-        maker = {value: record for record in self._records for value in record.outputs}
-        needed: dict[int, _Record] = {}
-        pending = list(saved)
-        while pending:
-            record = maker[pending.pop()]
-            if id(record) not in needed:
-                needed[id(record)] = record
-                pending.extend(record.inputs)
-        kept = [record for record in self._records if id(record) in needed]
-        numbers: dict[int, int] = {}
-        for record in kept:
-            for value in record.outputs:
-                numbers[value] = len(numbers)
-        operators, steps, seconds = [], [], []
-        for record in kept:
-            step = self._step(record, numbers)
-            operators.append(
-                Operator(
-                    record.name,
-                    tuple(sorted(numbers[v] for v in record.inputs)),
-                    tuple(numbers[v] for v in record.outputs),
-                    step is not None,
-                )
-            )
-            steps.append(step)
-            stamps = record.seconds
-            seconds.append(0.0 if stamps is None else self._device.seconds_between(*stamps))
-        renumbered = [p if p.value < 0 else p._replace(value=numbers[p.value]) for p in packs]
-        uses = tuple(p.value for p in reversed(renumbered) if p.value >= 0)
-        graph = BlockGraph(tuple(operators), uses, frozenset(numbers[v] for v in fixed))
-        sizes = [0] * len(numbers)
-        for old, new in numbers.items():
-            sizes[new] = self._values[old].bytes
-        return Trace(graph, tuple(steps), tuple(renumbered), tuple(sizes), tuple(seconds))
-
-    def _step(self, record: _Record, numbers: Mapping[int, int]) -> Step | None:
-        if record.again is None or self._told:
-            return None
-        given = tuple(dict.fromkeys(record.given))
-        if any(source in self._changed for source in given):
-            return None
-        outputs = tuple((place, numbers[v], shape) for place, v, shape in record.wanted)
-        args = tuple(_renumbered(a, numbers) for a in record.args)
-        kwargs = {name: _renumbered(a, numbers) for name, a in record.kwargs.items()}
-        return Step(record.again.function, args, kwargs, outputs, given)
-
-
-_NO_SHAPE = Shape((), (), 0, torch.uint8)
+        if self._chance.taken():
+            self.draft.firm = 0
+        outputs = {storage_of(t) for t in tensors_in(result) if is_plain(t)}
+        return trace_of(self.draft, outputs, self._device.seconds_between)
 
 
 def tracing(tracer: Tracer, also: Callable[[torch.Tensor], None] | None = None) -> Any:
@@ -420,24 +343,26 @@ def tracing(tracer: Tracer, also: Callable[[torch.Tensor], None] | None = None) 
             also(tensor)
         return tensor.detach()
 
-    return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    stack = ExitStack()
+    stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
+    stack.enter_context(recording(tracer))
+    return stack
 
 
-def _renumbered(argument: Any, numbers: Mapping[int, int]) -> Any:
-    if isinstance(argument, Ref):
-        source = argument.source
-        return argument if isinstance(source, Given) else Ref(numbers[source], argument.shape)
-    if isinstance(argument, list):
-        return [_renumbered(a, numbers) for a in argument]
-    return argument
+def recording(tracer: Tracer) -> ExitStack:
+    """Return a context in which all that runs is recorded."""
+    stack = ExitStack()
+    stack.enter_context(tracer)
+    stack.enter_context(Reads(tracer.tell, tracer.reach))
+    return stack
 
 
-def _arguments(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterable[tuple[Any, Any]]:
-    schema = func._schema.arguments
-    yield from zip(schema, args)
-    yield from ((a, kwargs[a.name]) for a in schema[len(args) :] if a.name in kwargs)
+def _nodes() -> int:
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def _covers(tensor: torch.Tensor) -> bool:
@@ -448,14 +373,3 @@ def _covers(tensor: torch.Tensor) -> bool:
             return False
         expected *= extent
     return tensor.nbytes == tensor.untyped_storage().nbytes()
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and type(tensor) in _PLAIN
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata

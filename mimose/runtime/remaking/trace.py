@@ -1,0 +1,128 @@
+"""What one traced forward of a block has shown, in a form that can run again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from mimose.menu import BlockGraph, Traced
+
+
+class Shape(NamedTuple):
+    """How a tensor lies in its storage."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+class Given(NamedTuple):
+    """A storage that was there before the block's call.
+
+    Attributes:
+        place: The place of an argument among the leaves of all arguments, or -1.
+        owner: The module that holds the parameter or buffer, if it is one.
+        name: Its name there.
+        pack: If it is neither, but saved by the block: the place at which it is saved first.
+        storage: While tracing, the identity of a storage of which no more is known.
+    """
+
+    place: int
+    owner: torch.nn.Module | None = None
+    name: str = ""
+    pack: int = -1
+    storage: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether it can be found again in another call."""
+        return self.place >= 0 or self.owner is not None or self.pack >= 0
+
+
+class Ref(NamedTuple):
+    """A tensor argument of an operator: whose storage, and how it lies there."""
+
+    source: int | Given
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How an operator runs again.
+
+    Attributes:
+        function: What to call.
+        args: Its arguments, with a :class:`Ref` for each tensor.
+        kwargs: Its keyword arguments, likewise.
+        outputs: For each tensor that it returns and that is wanted, its place among the leaves of
+            what it returns, the value that it is and how it lay the first time.
+        given: What it reads of what was there before the call.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[tuple[int, int, Shape], ...]
+    given: tuple[Given, ...]
+
+
+class Pack(NamedTuple):
+    """A tensor that was saved for backward.
+
+    Attributes:
+        value: The value that it shows; -1 if that is none of the block's own, or not to be dropped.
+        shape: How it lies.
+    """
+
+    value: int
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one forward of a block has shown.
+
+    Attributes:
+        graph: For planners.
+        steps: For each operator of the graph how it runs again, None if it cannot.
+        packs: What was saved, in that order; without what came after ``partial``.
+        bytes: Of each value, as the allocator rounds.
+        seconds: Of each operator.
+        nodes: How many nodes the forward has added to autograd's graph.
+        partial: Whether the block went by what tensors hold, so that another call may save
+            something else from there on.
+    """
+
+    graph: BlockGraph
+    steps: tuple[Step | None, ...]
+    packs: tuple[Pack, ...]
+    bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    nodes: int = 0
+    partial: bool = False
+
+    def traced(self, block: int) -> Traced:
+        """Return what planners are told, for the block of this number."""
+        return Traced(block, self.graph, self.bytes, self.seconds)
+
+
+def shape_of(tensor: torch.Tensor) -> Shape:
+    """Return how a tensor lies in its storage."""
+    return Shape(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a storage of its own kind, and is of no subclass that hides another."""
+    return type(tensor) in _PLAIN and tensor.layout == torch.strided
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's storage."""
+    return tensor.untyped_storage()._cdata
