@@ -560,7 +560,9 @@ def plan(
                 (
                     str(answer.size[0]),
                     answer.shown,
-                    tables.recomputed(answer.num_recomputed, answer.num_cores),
+                    tables.recomputed(
+                        answer.num_recomputed, answer.num_cores, num_remade=answer.num_remade
+                    ),
                     tables.size(answer.predicted_peak_bytes),
                     describe(answer),
                 )

@@ -58,6 +58,7 @@ class Planned:
     predicted_peak_bytes: int | None
     least_budget_bytes: int | None = None
     num_cores: int = 0
+    num_remade: int = 0
     chosen: tuple[tuple[str, str], ...] = ()
 
 
@@ -207,12 +208,13 @@ def _ask(
     solution = getattr(handle.planner, "solution", None)
     if solution is not None and size == solution.size:
         peak = solution.predicted_peak_bytes  # Of training under way; this is before its start.
-    cores, chosen = 0, ()
+    cores = remade = 0
+    chosen: tuple[tuple[str, str], ...] = ()
     if isinstance(plan, Plan):
-        cores = len(plan.cores)
+        cores, remade = len(plan.cores), plan.num_remade
         if menus is not None:
             chosen = tuple(told(plan, [m for m in menus if m.size == size]))
-    return Planned(size, shown, str(plan), plan.num_recomputed, peak, None, cores, chosen)
+    return Planned(size, shown, str(plan), plan.num_recomputed, peak, None, cores, remade, chosen)
 
 
 def describe_solution(facts: Mapping[str, Any]) -> str:

@@ -128,6 +128,12 @@ def count_violations(steps: pd.DataFrame) -> int:
     return bad + _total(steps["num_alloc_retries"])
 
 
+def makes_again(steps: pd.DataFrame) -> pd.Series:
+    """Return which steps had to recompute blocks, or to make single values of them again."""
+    single = steps["plan"].fillna("").astype(str).str.contains("remake|offload")
+    return ((steps["num_recomputed"].fillna(0) > 0) | single).astype(bool)
+
+
 def budget_use(steps: pd.DataFrame, budget_bytes: int | None) -> float | None:
     """Return the median over steps of peak allocated over budget.
 

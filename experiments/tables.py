@@ -364,8 +364,10 @@ def planned_size(solution: Mapping[str, Any]) -> str:
     return str(solution.get("size_text") or " x ".join(map(str, solution["size"])))
 
 
-def recomputed(num_recomputed: Any, num_cores: int, form: str = "d") -> str:
-    """Return how many blocks a plan recomputes, and of how many the attention core alone."""
+def recomputed(num_recomputed: Any, num_cores: int, form: str = "d", num_remade: int = 0) -> str:
+    """Return how many blocks a plan recomputes, and of how many a part alone."""
+    if num_remade:
+        return f"{number(num_recomputed, form)} and {num_remade} in part"
     if not num_cores:
         return number(num_recomputed, form)
     cores = f"{num_cores} cores"

@@ -166,6 +166,7 @@ def predict_peak(
     info: ModelInfo,
     situation: Situation,
     let_go: Mapping[int, int] | None = None,
+    rises: Mapping[int, int] | None = None,
 ) -> Peak:
     """Return the highest level of allocated bytes in a step that carries out ``plan``.
 
@@ -181,8 +182,9 @@ def predict_peak(
             cuts where a schedule would let an output go that something else still holds.
         situation: The state at the start of the step.
         let_go: For blocks that are remade, the bytes of their activations that are not kept. Those
-            that are not named let nothing go. In its backward such a block is taken to need as much
-            as a recomputed one, and like that it holds its input.
+            that are not named let nothing go. Like a recomputed block such a one holds its input.
+        rises: For blocks that are remade, by how many bytes their backward takes more than that of
+            a recomputed one; as much if they are not named.
 
     Raises:
         ValueError: If plan and profile have different numbers of blocks.
@@ -194,7 +196,7 @@ def predict_peak(
     if isinstance(plan, Schedule):
         return _ScheduleTimeline(profile, grown, info.cuts or ()).run(plan, situation)
     if plan.remade:
-        profile = _letting_values_go(profile, plan, let_go or {})
+        profile = _letting_values_go(profile, plan, let_go or {}, rises or {})
     kept = list(profile.activation)
     adding = list(profile.forward_activation)
     forward = list(profile.kept_peak)
@@ -232,9 +234,14 @@ def predict_peak(
     return Peak(situation.resident_bytes + top, where)
 
 
-def _letting_values_go(profile: Profile, plan: Plan, let_go: Mapping[int, int]) -> Profile:
+def _letting_values_go(
+    profile: Profile, plan: Plan, let_go: Mapping[int, int], rises: Mapping[int, int]
+) -> Profile:
     """Return the profile of a step whose kept blocks keep less of their activations."""
     activation, freed = list(profile.activation), list(profile.freed)
+    backward = list(profile.backward_peak)
+    for block, rise in rises.items():
+        backward[block] += rise
     forward = list(profile.forward_activation)
     for block in (r.block for r in plan.remade):
         less = let_go.get(block, 0)
@@ -250,6 +257,7 @@ def _letting_values_go(profile: Profile, plan: Plan, let_go: Mapping[int, int]) 
         activation=tuple(activation),
         freed=tuple(freed),
         forward_activation=tuple(forward),
+        backward_peak=tuple(backward),
     )
 
 

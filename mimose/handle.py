@@ -362,9 +362,9 @@ class Handle(Asked, Profiled):
     def run(self, function: Callable[[], T], *, grads_are_zero: bool = False) -> T:
         """Run the forward and backward pass of a step, again if it runs out of memory.
 
-        An attempt that runs out of memory is undone (no gradient of it stays; the random state and
-        the module's buffers come back) and run once more with every block recomputed, or with a
-        plan that the planner knows to need less. Not so if the planner is one that is never
+        An attempt that runs out of memory is undone (no gradient of it stays; the random state,
+        the modules' buffers and their attributes come back) and run once more with every block
+        recomputed, or with a plan that the planner knows to need less. Not so if the planner is one that is never
         rescued, or if gradients other than zeros were there before (of earlier micro-batches):
         those could not be told apart. The optimizer's step does not belong in it: it cannot be
         undone, and an error after it has begun is raised as it is.

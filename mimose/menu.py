@@ -23,6 +23,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +148,16 @@ class Traced:
         graph: The graph.
         bytes: Of each value, as the allocator rounds.
         seconds: Of each operator; 0 where it was not measured.
+        levels: For each entry of the graph's ``uses`` the peak from when backward came to it until
+            it came to the next, in bytes above the level before the block's forward, while all that
+            the block saves was there until its last use. Empty where that was not measured.
     """
 
     block: int
     graph: BlockGraph
     bytes: tuple[int, ...]
     seconds: tuple[float, ...]
+    levels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,36 @@ def cost_of(
         sizes: Bytes of each value.
         seconds: Seconds of each operator.
     """
+    total, runs, working = 0.0, 0, 0.0
+    for _, alive, ran in course_of(graph, dropped):
+        working = max(working, sum(sizes[v] for v in alive))
+        total += sum(seconds[place] for place in ran)
+        runs += len(ran)
+    counted = graph.saved - frozenset(dropped) - graph.fixed
+    return Cost(round(sum(sizes[v] for v in counted)), total, round(working), runs)
+
+
+class Moment(NamedTuple):
+    """A moment of a block's backward.
+
+    Attributes:
+        use: The place among the graph's ``uses`` of the value that backward has come to.
+        alive: The block's own values that are there, ``fixed`` ones left out.
+        ran: The operator that has just run again, if one has.
+    """
+
+    use: int
+    alive: frozenset[int]
+    ran: tuple[int, ...] = ()
+
+
+def course_of(graph: BlockGraph, dropped: Collection[int]) -> Iterator[Moment]:
+    """Yield the moments of a block's backward: each operator that runs again, and each use.
+
+    Args:
+        graph: The block.
+        dropped: Saved values; they are taken to be droppable together.
+    """
     gone = frozenset(dropped)
     kept = graph.saved - gone
     last = {value: moment for moment, value in enumerate(graph.uses)}
@@ -195,24 +230,20 @@ def cost_of(
         for leaf in _leaves(graph, value, kept):
             last[leaf] = max(last[leaf], last[value])
     counted = kept - graph.fixed
-    held: set[int] = set()
-    total, runs, working = 0.0, 0, 0.0
+    held: frozenset[int] = frozenset()
     for moment, value in enumerate(graph.uses):
-        alive = sum(sizes[v] for v in counted if last[v] >= moment)
+        alive = frozenset(v for v in counted if last[v] >= moment)
         made: set[int] = set()
         if value in gone:
             if value not in held:
                 places = tuple(graph.remaking(value, kept | held))
                 for place, released in zip(places, releases(graph, places, gone)):
-                    total += seconds[place]
-                    runs += 1
                     made.update(graph.operators[place].outputs)
-                    working = max(working, alive + sum(sizes[v] for v in held | made))
+                    yield Moment(moment, alive | held | made, (place,))
                     made.difference_update(released)
             left[value] -= 1
-        working = max(working, alive + sum(sizes[v] for v in held | made))
-        held = {v for v in held | (made & gone) if left[v] > 0}
-    return Cost(round(sum(sizes[v] for v in counted)), total, round(working), runs)
+        yield Moment(moment, alive | held | made)
+        held = frozenset(v for v in held | (made & gone) if left[v] > 0)
 
 
 def releases(

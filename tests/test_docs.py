@@ -1,5 +1,6 @@
 """Every command and every path that the documents show is there."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -12,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "docs/auto.md",
     "docs/cases.md",
     "docs/choosing.md",
     "docs/planners.md",
@@ -91,3 +93,24 @@ def test_the_example_of_a_simulated_model_runs(capsys):
     assert len(lines) == 20
     assert any(" keep 0-11 " in line for line in lines)
     assert any("recompute 0 | keep 1-11" in line for line in lines)
+
+
+def test_the_example_of_auto_runs(capsys):
+    (example,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/auto.md").read_text(), flags=re.M | re.S
+    )
+    exec(compile(example, "docs/auto.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert " sheltered " in lines[0]
+    assert re.search(r" responsive remake 0\S* #[0-9a-f]{8} \[", lines[-1])
+
+
+def test_autos_picture_shows_the_values_that_are_kept():
+    kept = json.loads((ROOT / "docs/reproduced/auto-menu.json").read_text(encoding="utf-8"))
+    picture = (ROOT / "docs/auto-saved-values.svg").read_text(encoding="utf-8")
+    assert kept["device_label"] in picture
+    for bar in kept["curves"]:
+        stays = bar["y_unit"] == "none"
+        for text in (bar["name"], "must stay" if stays else f"{1e3 * bar['y'][0]:.2f} ms"):
+            assert f">{text}<" in picture.replace("&#39;", "'")

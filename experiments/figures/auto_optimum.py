@@ -92,11 +92,14 @@ def check(
         with open_device() as device:
             label = device.label
             budgets = paper.budgets(workload.name)
-            with training(device, workload, "auto", max(budgets)) as session:
+            quarters_tried = (4, 2, 1, 3, 4)
+            with training(
+                device, workload, "auto", max(budgets), sheltered=len(quarters_tried)
+            ) as session:
                 planner = session.handle.planner
                 assert isinstance(planner, Auto)
                 tried = spread(workload.longest, lengths)
-                for quarters in (4, 2, 1, 3, 4):
+                for quarters in quarters_tried:
                     record = session.step(workload.longest * quarters // 4)
                 for length in tried:
                     size = workload.example_batch(length).size

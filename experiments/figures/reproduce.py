@@ -10,9 +10,11 @@ from mimose.units import format_seconds
 from mimose_bench.experiments.figures import (
     activations,
     auto,
+    auto_learning,
     auto_memory,
     auto_menu,
     auto_optimum,
+    auto_training,
     break_even,
     cache,
     clock,
@@ -166,6 +168,15 @@ CHECKS: dict[str, Check] = {
             "seconds": auto_optimum.QUICK_SECONDS,
         },
         version="other",
+    ),
+    "auto-learning": Check(
+        auto_learning.check,
+        {"tasks": auto_learning.QUICK_TASKS, "steps": auto_learning.QUICK_STEPS},
+        recorded=True,
+        version="other",
+    ),
+    "auto-training": Check(
+        auto_training.check, {"extent": "quick"}, recorded=True, version="other", alone=True
     ),
     "operators": Check(operators.check, version="v1"),
     "clock": Check(

@@ -27,6 +27,7 @@ class Levels:
         self._freed = 0
         self._before = 0
         self._peak = 0  # Of the parts of the segment that ended with a collection.
+        self._looked = 0  # The highest peak of those that ended with a look.
         reference = weakref.ref(self)
 
         def collecting(phase: str, _: Any) -> None:
@@ -44,6 +45,19 @@ class Levels:
 
     def mark(self) -> Mark:
         """Read, and start the next segment of the step; see :meth:`Device.mark`."""
+        mark = self._read()
+        looked, self._looked = self._looked, 0
+        if mark.peak_allocated is None:
+            return mark
+        return Mark(mark.allocated, max(mark.peak_allocated, looked))
+
+    def look(self) -> Mark:
+        """Read within a segment: the peak is that since the last reading of either kind."""
+        mark = self._read()
+        self._looked = max(self._looked, mark.peak_allocated or 0)
+        return mark
+
+    def _read(self) -> Mark:
         while True:
             freed = self._freed
             mark = self._device.mark()
@@ -57,11 +71,6 @@ class Levels:
             peak = max(peak + freed, self._peak)
         self._peak = 0
         return Mark(mark.allocated + freed, peak)
-
-    def hold(self, *marks: Mark) -> None:
-        """Count these marks' peaks for the segment under way, as if they had not been taken."""
-        peaks = [mark.peak_allocated for mark in marks]
-        self._peak = max([self._peak, *(peak for peak in peaks if peak is not None)])
 
     def _fold(self, peak: int | None, freed: int) -> None:
         self._peak = max(self._peak, 0 if peak is None else peak + freed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,12 +18,15 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from mimose.devices.base import Device
+from mimose.records import Collected
 from mimose.runtime.calls import Key
 from mimose.runtime.capturing import Captured
 from mimose.runtime.checkpointing import active_checkpoint
 from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.ledger import OUTSIDE
+from mimose.runtime.remaking.trace import Trace
 from mimose.runtime.remaking.tracing import Tracer, recording
 from mimose.runtime.shuttle import Collector, look_for_checkpoint, peak_of
 from mimose.runtime.storages import (
@@ -38,9 +42,20 @@ from mimose.solvers.packing import ROUND, round_up
 
 
 class RidingCollector(Collector):
-    """Collects one step under its own plan. Levels are as the shuttling collector's."""
+    """Collects one step under its own plan. Levels are as the shuttling collector's.
 
-    _running: tuple[Key, BlockForward, Saved, Tracer | None] | None = None
+    Args:
+        device: What measures.
+        largest_gradient: Bytes of the model's largest gradient.
+        count: Whether FLOPs are counted, too.
+    """
+
+    def __init__(self, device: Device, largest_gradient: int = 0, *, count: bool = False) -> None:
+        super().__init__(device, largest_gradient, count=count)
+        self._running: tuple[Key, BlockForward, Saved, Tracer | None] | None = None
+        # Peaks within a block's backward, from each tensor that it needs to the next.
+        self._moments: dict[Key, dict[int, int]] = {}
+        self._moment: tuple[Key, int] | None = None
 
     def run(
         self,
@@ -129,14 +144,24 @@ class RidingCollector(Collector):
         _, wrapper, saved, tracer = running
         pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
 
+        count = 0
+
         def noting(tensor: torch.Tensor) -> Any:
+            nonlocal count
             list_storage(saved, tensor)
             if tracer is not None:
                 tracer.note(tensor)
-            return pack(tensor)
+            count += 1
+            return count - 1, pack(tensor)
+
+        def needing(packed: Any) -> Any:
+            place, held = packed
+            tensor = unpack(held)
+            self._come_to(key, place)
+            return tensor
 
         with ExitStack() as stack:
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(noting, unpack))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(noting, needing))
             found: list[bool] = []
             if wrapper.checkpoints is None:
                 look = partial(look_for_checkpoint, active_checkpoint(), None, found)
@@ -156,17 +181,66 @@ class RidingCollector(Collector):
         if self._closed or self.finished:
             yield
             return
-        before = levels.mark()
+        before = levels.look()
         try:
             with super().rerunning(key):
                 yield
         finally:
-            after = levels.mark()
-            levels.hold(before, after)
+            after = levels.look()
             sample = self._samples.get(key)
             if sample is not None and after.peak_allocated is not None:
                 shown = after.peak_allocated - before.allocated
                 sample.kept_peak = max(shown, sample.activation + sample.output)
+
+    def collected(self, number: Callable[[Key], int]) -> Collected:
+        """Return what was measured, blocks numbered by ``number``; may wait for the device."""
+        found = super().collected(number)
+        levels = {
+            number(key): _by_use(self.traces[key], moments, self._samples[key].level)
+            for key, moments in self._moments.items()
+            if key in self.traces
+        }
+        traced = tuple(replace(t, levels=levels.get(t.block, ())) for t in found.traced)
+        return replace(found, traced=traced)
+
+    def _come_to(self, key: Key, place: int) -> None:
+        """Note that backward has come to what a block has saved at ``place``."""
+        if not (self._closed or self.finished):
+            self._end_moment()
+            self._moment = key, place
+
+    def _end_moment(self) -> None:
+        """Note the peak since backward came to the last tensor."""
+        peak = self._levels.look().peak_allocated
+        moment, self._moment = self._moment, None
+        if moment is not None and peak is not None:
+            key, place = moment
+            moments = self._moments.setdefault(key, {})
+            moments[place] = max(peak - self._base, moments.get(place, 0))
+
+    def _arrived(self, key: Key, gradient: torch.Tensor) -> None:
+        if not (self._closed or self.finished):
+            self._end_moment()
+        super()._arrived(key, gradient)
+
+    def _left(self, key: Key, gradient: torch.Tensor) -> None:
+        if not (self._closed or self.finished):
+            self._end_moment()
+        super()._left(key, gradient)
+
+
+def _by_use(trace: Trace, moments: dict[int, int], level: int) -> tuple[int, ...]:
+    """Return the peaks of a block's backward, one for each use of a value, above ``level``."""
+    found: list[int] = []
+    highest = 0
+    for place in reversed(range(len(trace.packs))):
+        highest = max(highest, moments.get(place, 0))
+        if trace.packs[place].value >= 0:
+            found.append(highest - level)
+            highest = 0
+    if found and highest:
+        found[-1] = max(found[-1], highest - level)
+    return tuple(found) if moments else ()
 
 
 def _identity(tensor: torch.Tensor) -> int:

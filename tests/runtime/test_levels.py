@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +21,6 @@ from mimose.devices.cpu import CpuDevice
 from mimose.plan import Plan
 from mimose.records import Collected
 from mimose.runtime.blocks import find_blocks
-from mimose.runtime.checkpointing import prepare
 from mimose.runtime.executor import Executor
 from mimose.runtime.levels import Levels
 
@@ -26,16 +28,23 @@ MIB = 1 << 20
 GARBAGE = 7 * MIB
 
 
-@pytest.fixture
-def cpu() -> Iterator[CpuDevice]:
-    device = CpuDevice()
-    prepare(device)
+@pytest.fixture(scope="module")
+def frozen() -> Iterator[None]:
+    """Leave all that is there by now out of collections, which are many here."""
+    importlib.import_module("torch._dynamo")
     gc.collect()
-    gc.freeze()  # Of this test's garbage alone.
-    gc.disable()  # And only when it says so.
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def cpu(frozen: None) -> Iterator[CpuDevice]:
+    device = CpuDevice()
+    gc.collect()
+    gc.disable()  # Collections come when a test says so.
     yield device
     gc.enable()
-    gc.unfreeze()
     device.close()
 
 
@@ -247,3 +256,33 @@ def test_a_reading_that_a_collection_interrupts_is_taken_again() -> None:
     device.peak = 90
     assert levels.mark() == Mark(100, 130)
     levels.stop()
+
+
+FIRST = """
+import gc, sys, torch
+from torch import nn
+from mimose.devices.cpu import CpuDevice
+from mimose.plan import Plan
+from mimose.runtime.blocks import find_blocks
+from mimose.runtime.executor import Executor
+
+device = CpuDevice()
+model = nn.Sequential(nn.ModuleList([nn.Linear(8, 8) for _ in range(2)]))
+model.forward = lambda x: model[0][1](model[0][0](x).tanh()).square().mean()
+device.adopt(model)
+executor = Executor(model.train(), device, find_blocks(model, ["0.*"]))
+x = device.put(torch.randn(1 << 14, 8))
+gc.disable()
+before = device.allocated_bytes()
+assert "torch._dynamo" not in sys.modules
+executor.begin(Plan.keep_all(2), collect=True)
+model(x).backward()
+model.zero_grad()
+sys.exit(device.allocated_bytes() > before + 4096)
+"""
+
+
+@pytest.mark.slow
+def test_the_first_step_of_a_process_leaves_nothing_behind() -> None:
+    """What PyTorch imports in a first checkpoint would hold the step in frames of its import."""
+    subprocess.run([sys.executable, "-c", FIRST], check=True, timeout=120)

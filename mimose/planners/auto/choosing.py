@@ -18,8 +18,9 @@ from mimose.solvers.choice import Menu
 from mimose.solvers.menu import Vector
 
 _ROUNDS = 8
-_SLACK = 0.005
-"""Share of what may be kept; so much room left over is worth another try."""
+_SLACK, _LEAST = 0.005, 0.001
+"""Shares of what may be kept: so much room left over is worth another try, and it gets so much less
+where there was none."""
 
 Dropped = tuple[int, ...]
 
@@ -41,6 +42,19 @@ class InsideForecast(Forecast):
             for r in plan.remade
             if r.block in self.inside
         }
+
+    def rises(self, plan: Plan) -> Mapping[int, int]:
+        """Return by how much more the backward of such a block takes than of a recomputed one."""
+        found: dict[tuple[int, Dropped], int] = {}
+        rises = {}
+        for remade in plan.remade:
+            inside = self.inside.get(remade.block)
+            if inside is not None:
+                key = id(inside), remade.dropped
+                if key not in found:
+                    found[key] = inside.rise(remade.dropped)
+                rises[remade.block] = found[key]
+        return rises
 
 
 class Offers:
@@ -194,7 +208,8 @@ class _Search:
             target = self.bytes + left
         else:
             self._too_much = self.bytes
-            target = self.bytes + self._stride * left
+            # A little less may be the same choice again.
+            target = self.bytes - self._stride * max(-left, _LEAST * abs(self.bytes))
             self._stride *= 2
         if self._fitting is not None and self._too_much is not None:
             if self._too_much - self._fitting <= enough:

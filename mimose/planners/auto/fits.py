@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mimose.menu import BlockGraph, Traced
+from mimose.menu import BlockGraph, Traced, course_of
 from mimose.planners.auto.traces import Alike
-from mimose.planners.mimose.features import Features
+from mimose.planners.mimose.features import Features, Matrix
 from mimose.records import Size
 from mimose.solvers.menu import Vector, candidates
 
@@ -24,11 +26,26 @@ class Inside:
         fit: What this was predicted by.
         bytes: Of each value.
         seconds: Of each operator.
+        levels: The peaks within the blocks' backward, one for each use of a value, as
+            :class:`mimose.menu.Traced` has them; None if they are unknown.
     """
 
     fit: Fit
     bytes: Vector
     seconds: Vector
+    levels: Vector | None = None
+
+    def rise(self, dropped: tuple[int, ...]) -> int:
+        """Return by how many bytes the backward takes more with some values dropped.
+
+        That is in comparison with a block that is recomputed, whose values are all there until
+        backward has needed them for the last time.
+        """
+        if self.levels is None:
+            return 0
+        uses, more = _courses(self.fit.graph, dropped)
+        peaks = self.levels[uses] + more @ self.bytes
+        return round(float(peaks.max() - self.levels.max()))
 
 
 class Fit:
@@ -54,6 +71,13 @@ class Fit:
         columns = self._features.for_times(rows, times)
         self._seconds = np.zeros((design.shape[1], times.shape[1]))
         self._seconds[columns] = np.linalg.lstsq(rows[:, columns], times, rcond=None)[0]
+        self._levels: Matrix | None = None
+        shown = ~np.isnan(alike.levels).any(axis=1)
+        if shown.any() and alike.levels.shape[1]:
+            sizes = [s for s, there in zip(alike.sizes, shown) if there]
+            self._level_features = Features(sizes, alike.levels[shown])
+            rows = np.array([self._level_features.row(s) for s in sizes])
+            self._levels = np.linalg.lstsq(rows, alike.levels[shown], rcond=None)[0]
         found = [self.at(s) for s in _spread(alike.sizes)]
         self.candidates = candidates(
             self.graph,
@@ -71,11 +95,27 @@ class Fit:
     def at(self, size: Size) -> Inside:
         """Return what is inside the blocks at one size."""
         row = np.array(self._features.row(size))
+        levels = None
+        if self._levels is not None:
+            levels = np.array(self._level_features.row(size)) @ self._levels
         return Inside(
             self,
             np.maximum(np.rint(row @ self._bytes), 0.0),
             np.maximum(row @ self._seconds, 0.0),
+            levels,
         )
+
+
+@lru_cache(maxsize=1024)
+def _courses(graph: BlockGraph, dropped: tuple[int, ...]) -> tuple[NDArray[np.intp], Matrix]:
+    """Return, for each moment of a backward, its use and which values are there more, or less."""
+    plain = {moment.use: moment.alive for moment in course_of(graph, ())}
+    found = dict.fromkeys((m.use, m.alive) for m in course_of(graph, dropped))
+    more = np.zeros((len(found), graph.num_values))
+    for row, (use, alive) in enumerate(found):
+        more[row, list(alive)] += 1.0
+        more[row, list(plain[use])] -= 1.0
+    return np.array([use for use, _ in found], np.intp), more
 
 
 def _spread(sizes: tuple[Size, ...]) -> list[Size]:

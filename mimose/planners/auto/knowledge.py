@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from mimose.planners.auto.estimator import CarefulEstimator
 from mimose.planners.auto.fits import Fit
 from mimose.planners.auto.traces import Traces
 from mimose.planners.mimose.collector import Sample
+from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.records import ModelInfo, Size, StepRecord
 
@@ -21,6 +23,8 @@ _WORTH_FITTING = 3
 
 class InsideKnowledge(Knowledge):
     """Knows blocks from the inside, too."""
+
+    _fitted_by: ClassVar[type[Estimator]] = CarefulEstimator
 
     def __init__(self, block_names: tuple[str, ...], *, casts: bool = True) -> None:
         super().__init__(block_names, casts=casts)

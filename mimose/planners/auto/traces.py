@@ -23,11 +23,13 @@ class _Seen:
         graph: Its graph; None once it was not the same at all sizes.
         bytes: By size, of each value.
         seconds: By size, of each operator the shortest time; warm-up is left out.
+        levels: By size, the peaks within its backward, as far as they were measured.
     """
 
     graph: BlockGraph | None
     bytes: dict[Size, tuple[int, ...]] = field(default_factory=dict)
     seconds: dict[Size, tuple[float, ...]] = field(default_factory=dict)
+    levels: dict[Size, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Alike:
         bytes: A row a size, a column a value.
         seconds: A row a size, a column an operator: the median over the blocks, NaN for a size
             of which no time is known.
+        levels: A row a size, a column a use of a value: the highest peak of the blocks, NaN for a
+            size of which none was measured.
     """
 
     blocks: tuple[int, ...]
@@ -48,6 +52,7 @@ class Alike:
     sizes: tuple[Size, ...]
     bytes: Matrix
     seconds: Matrix
+    levels: Matrix
 
 
 class Traces:
@@ -86,7 +91,11 @@ class Traces:
                     oldest = next(iter(seen.bytes))
                     del seen.bytes[oldest]
                     seen.seconds.pop(oldest, None)
+                    seen.levels.pop(oldest, None)
             seen.bytes[size] = one.bytes
+            if one.levels:
+                new += len(one.levels) * (size not in seen.levels)
+                seen.levels[size] = one.levels
             if not warm_up and any(one.seconds):
                 new += len(one.seconds) * (size not in seen.seconds)
                 known = seen.seconds.get(size, one.seconds)
@@ -111,8 +120,13 @@ class Traces:
             known = [self._seen[b].seconds[size] for b in blocks if size in self._seen[b].seconds]
             if known:
                 seconds[row] = np.median(np.array(known), axis=0)
+        levels = np.full((len(sizes), len(first.graph.uses)), np.nan)
+        for row, size in enumerate(sizes):
+            peaks = [self._seen[b].levels[size] for b in blocks if size in self._seen[b].levels]
+            if peaks:
+                levels[row] = np.array(peaks).max(axis=0)
         values = np.array([first.bytes[size] for size in sizes], np.float64)
-        return Alike(tuple(sorted(blocks)), first.graph, sizes, values, seconds)
+        return Alike(tuple(sorted(blocks)), first.graph, sizes, values, seconds, levels)
 
     def to_json(self) -> dict[str, Any]:
         """Return what was traced, as plain data; each graph once."""
@@ -123,6 +137,7 @@ class Traces:
                 "graph": None if seen.graph is None else graphs.setdefault(seen.graph, len(graphs)),
                 "bytes": [[list(size), list(values)] for size, values in seen.bytes.items()],
                 "seconds": [[list(size), list(times)] for size, times in seen.seconds.items()],
+                "levels": [[list(size), list(peaks)] for size, peaks in seen.levels.items()],
             }
             for block, seen in self._seen.items()
         ]
@@ -139,6 +154,8 @@ class Traces:
                 seen.bytes[_size(size)] = tuple(int(v) for v in values)
             for size, times in item["seconds"]:
                 seen.seconds[_size(size)] = tuple(float(t) for t in times)
+            for size, peaks in item["levels"]:
+                seen.levels[_size(size)] = _size(peaks)
             self._seen[int(item["block"])] = seen
         return self
 

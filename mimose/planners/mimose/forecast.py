@@ -27,10 +27,16 @@ class Forecast:
         """Return, for each block that lets values go, the bytes of each; none are known here."""
         return {}
 
+    def rises(self, plan: Plan) -> Mapping[int, int]:
+        """Return by how much more the backward of such a block takes than of a recomputed one."""
+        return {}
+
     def peak(self, plan: Plan, info: ModelInfo, situation: Situation) -> Peak:
         """Return the predicted peak of a step that carries out ``plan``."""
-        let_go = {b: sum(v) for b, v in self.let_go(plan).items()} if plan.remade else None
-        return predict_peak(self.profile, plan, info, situation, let_go)
+        if not plan.remade:
+            return predict_peak(self.profile, plan, info, situation)
+        let_go = {b: sum(v) for b, v in self.let_go(plan).items()}
+        return predict_peak(self.profile, plan, info, situation, let_go, self.rises(plan))
 
     def step_bytes(self, plan: Plan, info: ModelInfo, situation: Situation) -> int:
         """Return that peak above the resident bytes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class Knowledge:
         earlier: Those that were made with fits to fewer samples, and not asked for since.
         whole_model: The authors' whole-model samples.
     """
+
+    _fitted_by: ClassVar[type[Estimator]] = Estimator
 
     def __init__(self, block_names: tuple[str, ...], *, casts: bool = True) -> None:
         self.block_names = block_names
@@ -119,7 +121,9 @@ class Knowledge:
             state = self._optimizer_state(grown[0])
             samples = self._samples(grads_resident, grown)
             fixed = _fixed(info, len(self.block_names), self.casts)
-            found = Estimator(samples, len(self.block_names), self._optimizer_peak, state, fixed)
+            found = self._fitted_by(
+                samples, len(self.block_names), self._optimizer_peak, state, fixed
+            )
             self._estimators[grads_resident] = found
         return found
 

@@ -66,7 +66,8 @@ def case(expected: str = "dropped") -> Any:
 @case()
 def views_of_one_storage(self, x):
     h = F.gelu(self.first(x))
-    return self.second(h.view(2, 2, WIDTH)).sum(0) * h.t().contiguous().t() + h.unflatten(0, (2, 2)).prod(0).repeat(2, 1)
+    turned = h.t().contiguous().t() * self.second(h.view(2, 2, WIDTH)).view(4, WIDTH)
+    return turned + h.unflatten(0, (2, 2)).prod(0).repeat(2, 1) * h[::2].exp().repeat(2, 1)
 
 
 @case()
@@ -129,7 +130,7 @@ def module_dropout(self, x):
 @case()
 def functional_dropout(self, x):
     h = F.dropout(self.first(x), self.p, self.training)
-    return self.second(F.gelu(h)) * F.dropout(h, 0.5, True, True).exp()
+    return self.second(F.dropout(F.gelu(h), 0.5, True, True).exp())
 
 
 @case()
@@ -178,7 +179,7 @@ def goes_by_a_list(self, x):
     return self.second((h * factor).sin()) * h.exp()
 
 
-@case()
+@case("kept")
 def goes_by_an_array(self, x):
     h = self.first(x).sigmoid()
     factor = float(x.detach().numpy().max())
@@ -187,7 +188,7 @@ def goes_by_an_array(self, x):
 
 @case()
 def nonzero(self, x):
-    h = self.first(x).sigmoid()
+    h = self.first(x).sigmoid().exp().sigmoid()
     rows = (x[:, 0] > 0).nonzero().flatten()
     return torch.zeros_like(h).index_add(0, rows, self.second(h[rows].exp())) + h.sin()
 
@@ -287,7 +288,7 @@ def held_by_others(self, x):
 def constants_made_inside(self, x):
     h = self.first(x) + torch.arange(WIDTH) / torch.full((WIDTH,), 3.0)
     mask = torch.ones(4, WIDTH, dtype=torch.bool).tril()
-    return self.second(F.gelu(h.masked_fill(mask, 0.1))) * torch.ones(4, 1).exp().expand(4, WIDTH).sin()
+    return self.second(F.gelu(h.masked_fill(mask, 0.1))) * torch.ones(4, 1).exp()
 
 
 @case("unlearned")
@@ -305,20 +306,15 @@ def without_gradients_inside(self, x):
 
 @case()
 def cumulative_sums(self, x):
-    h = self.first(x).cumsum(0).cumprod(1)
+    h = self.first(x).tanh().cumsum(0).cumprod(1).tanh()
     return self.second(h.sort(-1).values.exp() * h.logsumexp(0))
 
 
-@case()
+@case("kept")
 def complex_numbers(self, x):
     h = torch.view_as_complex(self.first(x).view(4, -1, 2).contiguous())
     h = h * h.conj() + torch.fft.fft(h)
-    return self.second(torch.view_as_real(h).flatten(1).sin())
-
-
-@case()
-def lstm(self, x):
-    return self.second(self.drop(F.gelu(self.first(x))))
+    return self.second(torch.view_as_real(h).flatten(1)).sin()
 
 
 @case()
@@ -340,7 +336,7 @@ SETTINGS = {
     "a rate": lambda step, b: setattr(b.drop, "p", 0.1 * (1 + step // 2)),
     "a flag": lambda step, b: b.train(step % 4 < 2),
     "a configuration": lambda step, b: setattr(b.config, "factor", 1.0 + step // 2),
-    "a module": lambda step, b: setattr(b, "act", [nn.GELU(), nn.SiLU()][step // 2 % 2]),
+    "a module": lambda step, b: step % 4 or setattr(b, "act", [nn.GELU(), nn.SiLU()][step // 4]),
     "a function": lambda step, b: setattr(b, "act", [F.gelu, F.silu][step // 2 % 2]),
     "what is trained": lambda step, b: b.first.weight.requires_grad_(step % 4 < 2),
     "a hook": lambda step, b: step == 2 and b.first.register_forward_hook(lambda m, i, o: o * 2),

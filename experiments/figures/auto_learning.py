@@ -1,0 +1,250 @@
+"""What learning costs auto, how well it predicts and how much of its budget it uses.
+
+Runs over sampled lengths on the simulated GPU, the budget enforced, each beside plain training over
+the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from mimose.units import format_bytes
+from mimose_bench.experiments.comparing import pair
+from mimose_bench.experiments.figures.auto import AUTO, COMMON, MIMOSE, PRINTED, SOURCE
+from mimose_bench.experiments.figures.claims import Bound, Claim, ClaimUnit
+from mimose_bench.experiments.figures.recorded import Cell, Record
+from mimose_bench.experiments.figures.result import Reproduction, ResultTable
+from mimose_bench.experiments.figures.session import Say, silent
+from mimose_bench.experiments.reading import Run
+from mimose_bench.experiments.summary import (
+    LEARNING_PHASES,
+    count_violations,
+    makes_again,
+    planning_seconds,
+)
+from mimose_bench.experiments.tables import MISSING
+from mimose_bench.experiments.tasks import TASKS
+
+BATCHES = ("qa-bert", "tc-bert", "mc-roberta")
+BUDGET = "5GB"
+STEPS, QUICK_STEPS, QUICK_TASKS = 1000, 30, 1
+"""Steps of each task: 3,000 in all."""
+
+ITERATIONS = 0.5
+"""Most iterations that learning is to cost in all."""
+ERROR = 0.001
+"""Most that predicted peaks are to be off in the mean."""
+USE = 0.95
+"""Least share of the budget that is to be allocated at the peak where values are made again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """Figures of one run.
+
+    Attributes:
+        steps: Its steps.
+        learning: Steps in which it measured.
+        iterations: What those took more than plain training's, in plain iterations.
+        error: Mean error of predicted peaks of allocated bytes, as a share; None without any.
+        worst: The largest one.
+        use: Median of peak allocated over budget where values are made again; None without any.
+        violations: Steps that ran out of memory or were repeated, and allocator retries.
+        miss: Median seconds of planning without the cache; None without any.
+        hit: The same with it.
+    """
+
+    steps: int
+    learning: int
+    iterations: float
+    error: float | None
+    worst: float | None
+    use: float | None
+    violations: int
+    miss: float | None
+    hit: float | None
+
+
+def grid(tasks: int = len(BATCHES), steps: int = STEPS) -> dict[str, Any]:
+    """Return what is run."""
+    return {
+        "tasks": list(BATCHES[:tasks]),
+        "planners": ["baseline", AUTO, MIMOSE],
+        "budgets": [BUDGET],
+        "seeds": [1],
+        "options": {**COMMON, "steps": steps},
+        "planner": PRINTED,
+    }
+
+
+def measure(mine: Run, plain: Run) -> Learning:
+    """Return a run's figures beside plain training's over the same batches.
+
+    Raises:
+        ValueError: If the batches differ.
+    """
+    steps = mine.steps
+    paired = pair(plain.steps, steps)
+    learning = paired[paired["phase"].isin(LEARNING_PHASES)]
+    more = (learning["step_seconds"] - learning["reference_seconds"]).sum()
+    answered = steps[(steps["phase"] == "responsive") & (steps["outcome"] == "ok")]
+    predicted = answered[answered["predicted_peak_bytes"].notna()]
+    peaks = predicted["peak_allocated_bytes"].astype(float)
+    errors = (predicted["predicted_peak_bytes"].astype(float) / peaks - 1).abs()
+    again = answered[makes_again(answered)]["peak_allocated_bytes"]
+    planning = planning_seconds(answered)
+    hit = answered["cache_hit"].fillna(False).astype(bool)
+    assert mine.budget_bytes is not None, "the grid gives one"
+    return Learning(
+        steps=len(steps),
+        learning=len(learning),
+        iterations=float(more / plain.steps["step_seconds"].mean()),
+        error=float(errors.mean()) if len(errors) else None,
+        worst=float(errors.max()) if len(errors) else None,
+        use=float(again.median()) / mine.budget_bytes if len(again) else None,
+        violations=count_violations(steps),
+        miss=_median(planning[~hit]),
+        hit=_median(planning[hit]),
+    )
+
+
+def _median(seconds: pd.Series) -> float | None:
+    return float(seconds.median()) if len(seconds) else None
+
+
+def check(
+    record: Record, *, tasks: int = len(BATCHES), steps: int = STEPS, say: Say = silent
+) -> Reproduction:
+    """Run the grid and judge what auto's runs come to.
+
+    Args:
+        record: Runs a grid.
+        tasks: How many of the tasks to take.
+        steps: Steps of each.
+        say: Takes lines of progress.
+    """
+    say(f"auto-learning: {tasks} tasks, {steps} steps each")
+    recorded = record(grid(tasks, steps))
+    found: dict[tuple[str, str], Learning] = {}
+    reasons = []
+    for task in BATCHES[:tasks]:
+        (plain,) = recorded.find(task=task, label="baseline")
+        for planner in (AUTO, MIMOSE):
+            (cell,) = recorded.find(task=task, label=planner)
+            try:
+                found[task, planner] = _measured(cell, plain)
+            except ValueError as error:
+                reasons.append(f"{TASKS[task].title} under {planner}: {error}.")
+    return judge(found, recorded.time_label, reasons)
+
+
+def _measured(cell: Cell, plain: Cell) -> Learning:
+    if cell.run is None or plain.run is None:
+        raise ValueError("one of the runs left no record")
+    return measure(cell.run, plain.run)
+
+
+def judge(
+    found: Mapping[tuple[str, str], Learning], device_label: str, reasons: Sequence[str] = ()
+) -> Reproduction:
+    """Hold auto's figures against the aims.
+
+    Args:
+        found: Figures by task and planner.
+        device_label: Where they were obtained.
+        reasons: Why some are missing, a sentence each.
+    """
+    mine = {task: each for (task, planner), each in found.items() if planner == AUTO}
+    claims: list[Claim] = []
+
+    def add(
+        text: str,
+        unit: ClaimUnit,
+        expected: float,
+        bound: Bound,
+        of: Callable[[Learning], float | None],
+    ) -> None:
+        claims.extend(
+            Claim(
+                text=f"{TASKS[task].title} in {BUDGET}: {text}",
+                source=SOURCE,
+                version="other",
+                unit=unit,
+                expected=expected,
+                obtained=of(each),
+                bound=bound,
+                device_label=device_label,
+                note=f"{each.steps} steps",
+            )
+            for task, each in mine.items()
+        )
+
+    add("learning costs iterations in all", "iterations", ITERATIONS, "at most", _iterations)
+    add("mean error of predicted peaks", "%", ERROR, "at most", lambda e: e.error)
+    add(
+        "median peak over budget where values are made again", "%", USE, "at least", lambda e: e.use
+    )
+    add("violations of the budget", "count", 0, "at most", lambda e: e.violations)
+    return Reproduction(
+        name="auto-learning",
+        title="what learning costs auto, and how near to its budget it goes",
+        source=SOURCE,
+        device_label=device_label,
+        rows=(),
+        claims=tuple(claims),
+        tables=(_table(found, device_label),) if found else (),
+        notes=(
+            "Learning costs what steps of measuring take more than plain training's on the same "
+            "batches. Lengths beyond those seen call for such steps later in a run, too.",
+            "On a simulated GPU planning is counted work at prices measured on cpu.",
+            *reasons,
+        ),
+    )
+
+
+def _iterations(each: Learning) -> float:
+    return each.iterations
+
+
+def _table(found: Mapping[tuple[str, str], Learning], device_label: str) -> ResultTable:
+    rows = [
+        (
+            TASKS[task].title,
+            planner,
+            f"{each.steps}",
+            f"{each.learning}",
+            f"{each.iterations:.2f}",
+            f"{_percent(each.error)}, {_percent(each.worst)}",
+            _percent(each.use),
+            f"{each.violations}",
+            f"{_micro(each.miss)}, {_micro(each.hit)}",
+        )
+        for (task, planner), each in found.items()
+    ]
+    return ResultTable(
+        title=f"over the same sampled batches in {format_bytes(5 << 30)}, {device_label}",
+        headers=(
+            "task",
+            "planner",
+            "steps",
+            "of measuring",
+            "they cost (iterations)",
+            "error of peaks: mean, most",
+            "peak over budget, median",
+            "violations",
+            "planning (us): miss, hit",
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _percent(share: float | None) -> str:
+    return MISSING if share is None else f"{share:.2%}"
+
+
+def _micro(seconds: float | None) -> str:
+    return MISSING if seconds is None else f"{1e6 * seconds:.0f}"

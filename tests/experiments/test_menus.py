@@ -1,0 +1,86 @@
+"""The menus of planner auto in words."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mimose.menu import BlockGraph, Operator
+from mimose.plan import Plan, Region, Remade
+from mimose.planners.auto.fits import Inside
+from mimose.solvers.menu import candidates
+from mimose_bench.experiments import menus
+from mimose_bench.experiments.value_names import in_words
+
+
+def graph(*operators, uses):
+    return BlockGraph(tuple(Operator(*op) for op in operators), uses)
+
+
+def test_names_tell_values_of_one_kind_apart():
+    named = in_words(
+        graph(
+            ("addmm", (), (0,), True),
+            ("softmax", (0,), (1,), True),
+            ("dropout_mask", (1,), (2,), False),
+            ("dropout", (1, 2), (3,), True),
+            ("addmm", (3,), (4,), True),
+            ("dropout_mask", (4,), (5,), False),
+            ("dropout", (4, 5), (6,), True),
+            ("dropout", (4, 5), (7,), True),
+            ("native_layer_norm", (6,), (8, 9, 10), True),
+            ("some_op", (8,), (11, 12), True),
+            uses=(1, 3, 6, 8),
+        )
+    )
+    assert named == (
+        "linear 1",
+        "softmax",
+        "dropout's mask after softmax",
+        "dropout after softmax",
+        "linear 2",
+        "dropout's mask after linear 2",
+        "dropout after linear 2",
+        "dropout 3",
+        "layer norm",
+        "layer norm's mean",
+        "layer norm's deviation",
+        "some op",
+        "some op, output 2",
+    )
+
+
+@pytest.fixture
+def forecast(bert_block):
+    """What a step of four blocks takes, the first three of them alike and known."""
+    traced = bert_block(4, 256)
+    fit = SimpleNamespace(graph=traced.graph, candidates=candidates(traced.graph, [traced]))
+    inside = Inside(fit, np.array(traced.bytes, float), np.array(traced.seconds))
+    saved = sum(traced.bytes[v] for v in traced.graph.saved - traced.graph.fixed)
+    profile = SimpleNamespace(activation=(saved,) * 4, forward_seconds=(sum(traced.seconds),) * 4)
+    return SimpleNamespace(profile=profile, inside=dict.fromkeys(range(3), inside))
+
+
+def test_a_menu_goes_from_keeping_all_to_recomputing(forecast):
+    (menu,) = menus.menus_of((4, 256), forecast)
+    assert menu.blocks == (0, 1, 2)
+    first, *between, last = menu.entries
+    assert (first.drops, first.freed_bytes) == ((menus.KEEPS,), 0)
+    assert (last.drops, last.freed_bytes) == ((menus.RECOMPUTES,), menu.saved_bytes)
+    assert [e.seconds for e in menu.entries] == sorted(e.seconds for e in menu.entries)
+    assert ("GELU",) in [e.drops for e in between]
+    text = menus.describe_menus([menu], {(4, 256): "256"}, "tokens")
+    assert "menu of blocks 0-2 for 4 x 256 tokens" in text
+    assert "% " in text
+
+
+def test_a_plan_is_told_block_by_block(forecast):
+    (menu,) = menus.menus_of((4, 256), forecast)
+    entry = menu.entries[2]
+    plan = Plan(4, (Region(0, 0),), (), (Remade(1, entry.values), Remade(2, (0,))))
+    assert menus.told(plan, [menu]) == [
+        ("block 0", menus.RECOMPUTES),
+        ("block 1", ", ".join(entry.drops)),
+        ("block 2", menus.UNKNOWN),
+        ("block 3", menus.KEEPS),
+    ]
