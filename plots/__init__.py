@@ -38,8 +38,10 @@ ACROSS: dict[str, Callable[..., Any]] = {
     "fig10": relative_time.draw,
     "fig11": peak_by_budget.draw,
     "cpu-training": paired_times.draw,
+    "auto": relative_time.draw,
+    "auto-training": paired_times.draw,
 }
-"""Figures of the paper's that show runs of several tasks; drawn where they are asked for."""
+"""Figures that show runs of several tasks; drawn where they are asked for."""
 
 FIGURES: dict[str, Callable[..., Any]] = {
     "peak-memory": peak_memory.draw,

@@ -311,7 +311,7 @@ def test_a_block_that_lets_values_go_holds_its_input(first: set[int], let: set[i
     let_go = dict.fromkeys(let, 300)
     found = predict_peak(freeing, plan, info, Situation(0), let_go).bytes
     assert (
-        _Timeline(_letting_values_go(freeing, plan, let_go), None).run(plan, Situation(0)).bytes
+        _Timeline(_letting_values_go(freeing, plan, let_go, {}), None).run(plan, Situation(0)).bytes
         == found
     )
     whole = max([*first, *let], default=-1)

@@ -1,5 +1,6 @@
 """The menus of planner auto in words."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -84,3 +85,21 @@ def test_a_plan_is_told_block_by_block(forecast):
         ("block 2", menus.UNKNOWN),
         ("block 3", menus.KEEPS),
     ]
+
+
+def test_the_verb_plan_shows_menus_and_what_is_chosen():
+    from typer.testing import CliRunner
+
+    from mimose_bench import cli
+
+    given = "plan --planner auto --scale tiny --data synthetic --device sim:v100 --threads 1"
+    sizes = ["--budget", "37MB", "--lengths", "40,128"]
+    result = CliRunner().invoke(cli.app, [*given.split(), *sizes])
+    assert result.exit_code == 0, result.output
+    assert "menu of blocks 0-3 for 4 x 128 tokens" in result.stdout
+    chosen = result.stdout.partition("chosen for 4 x 128 tokens:\n")[2]
+    assert "GELU" in chosen
+    result = CliRunner().invoke(cli.app, [*given.split(), *sizes, "--json"])
+    found = json.loads(result.stdout)
+    assert [menu["size"] for menu in found["menus"]] == [[4, 40], [4, 128]]
+    assert "GELU" in str(found["plans"][1]["chosen"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ _MOST_SIZES = 5
 """At so many of the sizes seen is looked for what is worth dropping."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Inside:
     """What is inside blocks that are alike, at one size.
 
@@ -43,9 +43,20 @@ class Inside:
         """
         if self.levels is None:
             return 0
-        uses, more = _courses(self.fit.graph, dropped)
+        place = self.fit.places.get(dropped)
+        if place is not None:
+            return round(float(self.rises[place]))
+        uses, more = _course(self.fit.graph, dropped)
         peaks = self.levels[uses] + more @ self.bytes
         return round(float(peaks.max() - self.levels.max()))
+
+    @cached_property
+    def rises(self) -> Vector:
+        """The same for each of the fit's candidates."""
+        assert self.levels is not None, "it is only asked for where they are known"
+        uses, more, starts = self.fit.courses
+        peaks = np.maximum.reduceat(self.levels[uses] + more @ self.bytes, starts)
+        return np.asarray(peaks - self.levels.max())
 
 
 class Fit:
@@ -58,6 +69,7 @@ class Fit:
         blocks: Their numbers.
         graph: Their graph.
         candidates: The sets of values that are worth dropping at any of the sizes seen.
+        places: The place of each of them.
     """
 
     def __init__(self, alike: Alike) -> None:
@@ -74,7 +86,7 @@ class Fit:
         self._levels: Matrix | None = None
         shown = ~np.isnan(alike.levels).any(axis=1)
         if shown.any() and alike.levels.shape[1]:
-            sizes = [s for s, there in zip(alike.sizes, shown) if there]
+            sizes = [alike.sizes[row] for row in np.flatnonzero(shown)]
             self._level_features = Features(sizes, alike.levels[shown])
             rows = np.array([self._level_features.row(s) for s in sizes])
             self._levels = np.linalg.lstsq(rows, alike.levels[shown], rcond=None)[0]
@@ -91,6 +103,15 @@ class Fit:
                 for inside in found
             ],
         )
+        self.places = {dropped: place for place, dropped in enumerate(self.candidates.sets)}
+
+    @cached_property
+    def courses(self) -> tuple[NDArray[np.intp], Matrix, NDArray[np.intp]]:
+        """The candidates' courses, one after the other, and where each begins."""
+        found = [_course(self.graph, dropped) for dropped in self.candidates.sets]
+        starts = np.cumsum([0, *(len(uses) for uses, _ in found)])[:-1]
+        uses, more = (np.concatenate(parts) for parts in zip(*found))
+        return uses, more, starts
 
     def at(self, size: Size) -> Inside:
         """Return what is inside the blocks at one size."""
@@ -106,8 +127,7 @@ class Fit:
         )
 
 
-@lru_cache(maxsize=1024)
-def _courses(graph: BlockGraph, dropped: tuple[int, ...]) -> tuple[NDArray[np.intp], Matrix]:
+def _course(graph: BlockGraph, dropped: tuple[int, ...]) -> tuple[NDArray[np.intp], Matrix]:
     """Return, for each moment of a backward, its use and which values are there more, or less."""
     plain = {moment.use: moment.alive for moment in course_of(graph, ())}
     found = dict.fromkeys((m.use, m.alive) for m in course_of(graph, dropped))

@@ -15,6 +15,7 @@ import torch
 _aten = torch.ops.aten
 
 _TOLD_BY_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_MASKS = (torch.bool, torch.uint8)
 _UNFILLED = frozenset(
     ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 )
@@ -68,7 +69,7 @@ def name_of(function: Any) -> str:
 
 def reads_data(function: Any, args: Sequence[Any], result: Any) -> bool:
     """Whether the operator hands values of tensors to the program, which may go by them."""
-    if _TOLD_BY_DATA[0] in function.tags or _TOLD_BY_DATA[1] in function.tags:
+    if _goes_by_data(function, args):
         return True
     return (
         name_of(function) in _COPIES
@@ -76,6 +77,16 @@ def reads_data(function: Any, args: Sequence[Any], result: Any) -> bool:
         and result.device.type == "cpu"
         and any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in args)
     )
+
+
+def _goes_by_data(function: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator's output, or its shape, is told by what a tensor holds."""
+    if not any(tag in function.tags for tag in _TOLD_BY_DATA):
+        return False
+    if name_of(function) != "index":
+        return True
+    # Numbers pick as many rows as there are numbers; a mask picks as many as it is true for.
+    return any(isinstance(i, torch.Tensor) and i.dtype in _MASKS for i in args[1])
 
 
 def is_norm(function: Any) -> bool:
@@ -114,7 +125,7 @@ def again(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Agai
         return norm
     if function._schema.is_mutable or name in _UNFILLED:
         return None
-    if any(tag in function.tags for tag in _TOLD_BY_DATA):
+    if _goes_by_data(function, args):
         return None
     if torch.Tag.nondeterministic_seeded in function.tags and not (
         name in _ATTENTION and _argument(function, args, kwargs, "dropout_p") == 0.0

@@ -193,6 +193,18 @@ def nonzero(self, x):
     return torch.zeros_like(h).index_add(0, rows, self.second(h[rows].exp())) + h.sin()
 
 
+@case()
+def picks_by_numbers(self, x):
+    rows = x[:, 0].argsort()
+    return self.second(F.gelu(self.first(x)[rows]).exp())
+
+
+@case()
+def picks_by_a_mask(self, x):
+    h = F.gelu(self.first(x).exp())
+    return self.second(h[x[:, 0] > 0]).exp().sum(0) + x
+
+
 @case("kept")
 def drawn_by_python(self, x):
     h = self.first(x)

@@ -1,0 +1,131 @@
+"""A step collected beside its plan shows what the shuttling collector shows."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForQuestionAnswering
+
+from mimose.devices.cpu import CpuDevice
+from mimose.plan import Plan
+from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, to_row
+from mimose.records import Collected
+from mimose.runtime.blocks import find_blocks
+from mimose.runtime.executor import Executor
+
+BLOCKS = 3
+NUMBER = 512
+"""Bytes of a number that multiplies a tensor: hooks do not see that it is saved, too."""
+STATE = 5632
+"""Bytes of the random state that a checkpoint holds, which is in the same memory here."""
+
+
+@pytest.fixture
+def cpu() -> Iterator[CpuDevice]:
+    device = CpuDevice()
+    yield device
+    device.close()
+
+
+def model_on(device: CpuDevice) -> BertForQuestionAnswering:
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        intermediate_size=256,
+        num_hidden_layers=BLOCKS,
+        vocab_size=64,
+        attn_implementation="eager",
+    )
+    model = BertForQuestionAnswering(config).train()
+    device.adopt(model)
+    return model
+
+
+def collected(device: CpuDevice, plan: Plan, *, ride: bool) -> tuple[Collected, Plan, list]:
+    """Return what the second step shows, what it carried out, and its gradients."""
+    model = model_on(device)
+    executor = Executor(model, device, find_blocks(model))
+    for _ in range(2):
+        ids = torch.arange(4 * 60).reshape(4, 60) % 64
+        batch = device.put({"input_ids": ids, "start_positions": ids[:, 0]})
+        model.zero_grad(set_to_none=False)
+        device.begin_step()
+        torch.manual_seed(1)
+        executor.begin(plan, collect=True, trace=ride)
+        loss = model(**batch, end_positions=batch["start_positions"]).loss
+        loss.backward()
+        del loss
+        device.end_step()
+        found = executor.collected()
+        carried_out = executor.effective_plan
+    gradients = [p.grad.clone() for p in model.parameters()]
+    executor.detach()
+    assert found is not None
+    return found, carried_out, gradients
+
+
+def row_of(found: Collected, plan: Plan) -> dict[str, np.ndarray]:
+    row = to_row(found, plan, BLOCKS)
+    assert row is not None
+    names = [*PER_BLOCK]
+    columns = {n: row[0][i * BLOCKS : (i + 1) * BLOCKS] for i, n in enumerate(names)}
+    return columns | {"outside": row[0][-len(OUTSIDE) :]}
+
+
+def test_it_measures_what_the_shuttling_collector_does(cpu: CpuDevice) -> None:
+    everything = Plan.recompute_each(BLOCKS)
+    shuttled, plan, gradients = collected(cpu, everything, ride=False)
+    ridden, same, others = collected(cpu, everything, ride=True)
+    assert same == plan == everything
+    expected, found = row_of(shuttled, plan), row_of(ridden, plan)
+    for name, column in expected.items():
+        assert found[name] == pytest.approx(column, abs=NUMBER), name
+    assert all(map(torch.equal, gradients, others))
+
+
+def test_no_block_runs_once_more(cpu: CpuDevice) -> None:
+    model = model_on(cpu)
+    executor = Executor(model, cpu, find_blocks(model))
+    calls = []
+    # Inside the block: what stands in for a block's own forward is called once in any case.
+    dense = model.bert.encoder.layer[1].attention.output.dense
+    dense.register_forward_hook(lambda *_: calls.append(1))
+    ids = torch.arange(4 * 60).reshape(4, 60) % 64
+    for plan, runs in ((Plan.recompute_each(BLOCKS), 2), (Plan.keep_all(BLOCKS), 1)):
+        for _ in range(2):
+            calls.clear()
+            executor.begin(plan, collect=True, trace=True)
+            model(ids, start_positions=ids[:, 0], end_positions=ids[:, 0]).loss.backward()
+        assert len(calls) == runs
+        assert executor.effective_plan == plan
+    executor.detach()
+
+
+@pytest.mark.parametrize("recomputed", [(), (0,), (0, 2)])
+def test_under_any_plan_it_shows_what_recomputing_all_would_take(
+    cpu: CpuDevice, recomputed: tuple[int, ...]
+) -> None:
+    everything = Plan.recompute_each(BLOCKS)
+    expected = row_of(collected(cpu, everything, ride=True)[0], everything)
+    plan = Plan.recompute_each(BLOCKS, recomputed)
+    found, carried_out, _ = collected(cpu, plan, ride=True)
+    assert carried_out == plan
+    columns = row_of(found, plan)
+    for name in ("activation", "output", "kept_peak"):
+        assert columns[name] == pytest.approx(expected[name], abs=NUMBER), name
+    for name in ("level", "backward_peak", "outside"):
+        assert columns[name] == pytest.approx(expected[name], abs=BLOCKS * (STATE + NUMBER)), name
+
+
+def test_the_peaks_within_a_blocks_backward_are_seen(cpu: CpuDevice) -> None:
+    everything = Plan.recompute_each(BLOCKS)
+    found, _, _ = collected(cpu, everything, ride=True)
+    samples = {s.block: s for s in found.blocks}
+    assert [t.block for t in found.traced] == [0, 1, 2]
+    for traced in found.traced:
+        assert len(traced.levels) == len(traced.graph.uses)
+        sample = samples[traced.block]
+        assert sample.backward_peak_bytes is not None
+        assert max(traced.levels) == sample.backward_peak_bytes - sample.level_bytes
