@@ -125,7 +125,7 @@ Margin = Annotated[
         "--margin",
         metavar="BYTES",
         help="Room left for fragmentation between what a plan needs and the budget: 5 % by default "
-        "for planners that plan once, learned from the run for planner mimose.",
+        "for planners that plan once, learned from the run for planners mimose and auto.",
     ),
 ]
 Every = Annotated[
@@ -220,12 +220,17 @@ Variant = Annotated[
 ]
 Sheltered = Annotated[
     int | None,
-    typer.Option("--sheltered", help="For planner mimose: iterations that measure (10)."),
+    typer.Option(
+        "--sheltered",
+        help="For planners mimose (10) and auto (until three lengths were seen): iterations that "
+        "measure.",
+    ),
 ]
 CacheStep = Annotated[
     int | None,
     typer.Option(
-        "--cache-step", help="For planner mimose: plans are made for sizes rounded up to this (5)."
+        "--cache-step",
+        help="For planners mimose and auto: plans are made for sizes rounded up to this (5).",
     ),
 ]
 PlannerOptions = Annotated[

@@ -57,11 +57,11 @@ class RunConfig:
     """Variant of the ``mimose`` planner: ``printed`` or ``authors``."""
     margin: int | None = None
     """Bytes left for fragmentation; None is 5 % for planners that plan once, and lets ``mimose``
-    learn them."""
+    and ``auto`` learn them."""
     sheltered: int | None = None
-    """Sheltered iterations of the ``mimose`` planner."""
+    """Sheltered iterations of the planners ``mimose`` and ``auto``."""
     cache_step: int | None = None
-    """Step to which the ``mimose`` planner rounds sizes up."""
+    """Step to which the planners ``mimose`` and ``auto`` round sizes up."""
     every: int | None = None
     """Blocks in a region of the ``full`` planner."""
     segments: int | None = None

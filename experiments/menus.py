@@ -106,7 +106,10 @@ def told(plan: Plan, menus: Sequence[BlockMenu]) -> list[tuple[str, str]]:
         if block not in dropped:
             return KEEPS
         entry = known.get(block, {}).get(dropped[block])
-        return UNKNOWN if entry is None else ", ".join(entry.drops)
+        if entry is None:
+            return UNKNOWN
+        cost = f"{format_bytes(entry.freed_bytes)} each for {percent(entry.share)} of its forward"
+        return f"{', '.join(entry.drops)} ({cost})"
 
     found = []
     for text, run in groupby(range(plan.num_blocks), what):

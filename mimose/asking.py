@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from mimose.costs import Infeasible
 from mimose.devices.base import Device
 from mimose.learning import check_state, state_of
 from mimose.planners.base import Planner
 from mimose.records import Situation, Size
 from mimose.report import Tally
 from mimose.runtime.executor import Executor
+from mimose.runtime.recovery import collect_garbage
 from mimose.schedule import AnyPlan
 from mimose.units import format_bytes
 
@@ -56,6 +58,12 @@ class Asked:
         self._close_ended()
         size, situation = self._asked(args, kwargs)
         # On a copy, so that the step under way and the next one know nothing of the question.
+        try:
+            return copy.deepcopy(self.planner).plan(size, situation).plan
+        except Infeasible:
+            if not collect_garbage(self.device):
+                raise
+        size, situation = self._asked(args, kwargs)
         return copy.deepcopy(self.planner).plan(size, situation).plan
 
     def longest(self, *args: Any, **kwargs: Any) -> int:

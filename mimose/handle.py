@@ -31,6 +31,7 @@ from mimose.attaching import (
     open_for,
 )
 from mimose.attempts import Attempt, attempts, explain
+from mimose.costs import Infeasible
 from mimose.devices.base import Device
 from mimose.distributed.agreeing import check_sync
 from mimose.distributed.together import Together
@@ -54,7 +55,7 @@ from mimose.runtime.blocks import OwnCheckpointing, find_blocks
 from mimose.runtime.executor import Executor
 from mimose.runtime.failing import watch
 from mimose.runtime.optimizers import stepping, with_state
-from mimose.runtime.recovery import Undo
+from mimose.runtime.recovery import Undo, collect_garbage
 from mimose.runtime.sizes import Alike, SizeReader
 from mimose.runtime.step import OpenStep
 from mimose.schedule import AnyPlan
@@ -220,7 +221,8 @@ class Handle(Asked, Profiled):
         """Open a step for a mini-batch of ``size``: decide what it recomputes.
 
         Raises:
-            Infeasible: If the planner knows that no plan fits the budget.
+            Infeasible: If the planner knows that no plan fits the budget, not even without the
+                garbage that Python had yet to collect.
             ValueError: If the model's own gradient checkpointing was turned on.
         """
         attempt = self._attempt
@@ -237,8 +239,20 @@ class Handle(Asked, Profiled):
         device.begin_step()
         begun = device.now()
         situation = self._situation()
+
+        def plan() -> Decision:
+            nonlocal situation
+            try:
+                return self.planner.plan(size, situation)
+            except Infeasible:
+                if not collect_garbage(device):
+                    raise
+            device.begin_step()  # What the garbage took is not this step's doing.
+            situation = self._situation()
+            return self.planner.plan(size, situation)
+
         started = time.perf_counter()
-        decision = self._together.decide(lambda: self.planner.plan(size, situation))
+        decision = self._together.decide(plan)
         if decision.release_cache:
             device.release_cache()
             device.begin_step()  # What was reserved before is not this step's doing.

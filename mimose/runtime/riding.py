@@ -9,7 +9,7 @@ run. So a step under any plan of single blocks can teach, at the price of lookin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -144,24 +144,8 @@ class RidingCollector(Collector):
         _, wrapper, saved, tracer = running
         pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
 
-        count = 0
-
-        def noting(tensor: torch.Tensor) -> Any:
-            nonlocal count
-            list_storage(saved, tensor)
-            if tracer is not None:
-                tracer.note(tensor)
-            count += 1
-            return count - 1, pack(tensor)
-
-        def needing(packed: Any) -> Any:
-            place, held = packed
-            tensor = unpack(held)
-            self._come_to(key, place)
-            return tensor
-
         with ExitStack() as stack:
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(noting, needing))
+            stack.enter_context(self._hooks(key, saved, tracer, pack, unpack))
             found: list[bool] = []
             if wrapper.checkpoints is None:
                 look = partial(look_for_checkpoint, active_checkpoint(), None, found)
@@ -191,6 +175,43 @@ class RidingCollector(Collector):
             if sample is not None and after.peak_allocated is not None:
                 shown = after.peak_allocated - before.allocated
                 sample.kept_peak = max(shown, sample.activation + sample.output)
+
+    def _hooks(
+        self,
+        key: Key,
+        saved: Saved,
+        tracer: Tracer | None,
+        pack: Callable[[torch.Tensor], Any],
+        unpack: Callable[[Any], torch.Tensor],
+    ) -> AbstractContextManager[Any]:
+        """Return hooks that look at what a call saves, and at when backward comes to it."""
+        count = 0
+
+        def noting(tensor: torch.Tensor) -> Any:
+            nonlocal count
+            list_storage(saved, tensor)
+            if tracer is not None:
+                tracer.note(tensor)
+            count += 1
+            return count - 1, pack(tensor)
+
+        def needing(packed: Any) -> Any:
+            place, held = packed
+            tensor = unpack(held)
+            self._come_to(key, place)
+            return tensor
+
+        return torch.autograd.graph.saved_tensors_hooks(noting, needing)
+
+    def _watching(
+        self, key: Key, saved: Saved, tracer: Tracer | None
+    ) -> AbstractContextManager[Any]:
+        """Return the context of a call that keeps all that it saves."""
+        stack = ExitStack()
+        stack.enter_context(self._hooks(key, saved, tracer, _detached, _same))
+        if tracer is not None:
+            stack.enter_context(recording(tracer))
+        return stack
 
     def collected(self, number: Callable[[Key], int]) -> Collected:
         """Return what was measured, blocks numbered by ``number``; may wait for the device."""
@@ -241,6 +262,15 @@ def _by_use(trace: Trace, moments: dict[int, int], level: int) -> tuple[int, ...
     if found and highest:
         found[-1] = max(found[-1], highest - level)
     return tuple(found) if moments else ()
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    # A node that saves its own output would keep itself alive otherwise.
+    return tensor.detach()
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _identity(tensor: torch.Tensor) -> int:

@@ -116,6 +116,7 @@ class Sample:
             self.copies = []
 
     def finish(self, key: Key, block: int, ledger: Ledger, seconds: Counter[Any]) -> BlockSample:
+        """Return the sample of a call, which is the block of this number."""
         return BlockSample(
             block=block,
             level_bytes=self.level,
@@ -249,7 +250,7 @@ class Collector:
         saved: Saved = {}
         captured = Captured()
         # Within someone's checkpoint nothing is saved, and hooks on top would hide it.
-        with _watching(saved, tracer) if outer is None else nullcontext():
+        with self._watching(key, saved, tracer) if outer is None else nullcontext():
             if wrapper.checkpoints is None:  # Once only: looking slows the measured pass a little.
                 look = partial(look_for_checkpoint, active_checkpoint(), cores, found := [])
                 handle = register_module_forward_pre_hook(look)
@@ -309,6 +310,14 @@ class Collector:
         self._watch_gradients(key, result, inputs)
         ledger.begin(OUTSIDE)
         return result
+
+    def _watching(
+        self, key: Key, saved: Saved, tracer: Tracer | None
+    ) -> AbstractContextManager[Any]:
+        """Return the context in which a call's plain pass is listed, and traced if it is to be."""
+        if tracer is None:
+            return listing(saved)
+        return tracing(tracer, partial(list_storage, saved))
 
     def _unsaved(self, own: tuple[Any, Any], saved: Saved) -> dict[int, int]:
         """Return which arguments a plain call saves nothing of: their places and their bytes.
@@ -491,19 +500,14 @@ class Collector:
 
 
 def peak_of(mark: Mark) -> int:
+    """Return a mark's peak; where it is unknown, what is allocated then."""
     return mark.allocated if mark.peak_allocated is None else mark.peak_allocated
-
-
-def _watching(saved: Saved, tracer: Tracer | None) -> AbstractContextManager[Any]:
-    """Return the context in which a block's plain pass is listed, and traced if it is to be."""
-    if tracer is None:
-        return listing(saved)
-    return tracing(tracer, partial(list_storage, saved))
 
 
 def look_for_checkpoint(
     outer: Any, cores: Cores | None, found: list[bool], module: Any, args: Any
 ) -> None:
+    """Note in ``found`` if a module runs within a checkpoint other than ``outer``."""
     if cores is not None and cores.running:
         return
     # A reentrant checkpoint runs without gradients, a non-reentrant one with hooks of its own.

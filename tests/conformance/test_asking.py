@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import weakref
 
 import pytest
 import torch
@@ -106,6 +108,40 @@ def test_the_longest_batch_fits_and_a_much_longer_one_is_refused():
         longest = handle.longest(tokens(100))
         with pytest.raises(mimose.Infeasible, match=f"or cut lengths to {longest}, which would"):
             model(tokens(2 * max(LENGTHS)))
+
+
+def test_garbage_in_a_cycle_refuses_no_batch():
+    model = build()
+    with mimose.attach(model, None, "full") as handle:
+        least = max(r.peak_allocated_bytes for r in train(model, (400, 400), handle))
+    model = build()
+    collecting = gc.isenabled()
+    with mimose.attach(model, int(1.25 * least), sheltered=10) as handle:
+        train(model, handle=handle)
+        gc.collect()
+        gc.disable()  # So that it comes at no other time.
+        try:
+            kept = torch.zeros(handle.budget_bytes // 8)  # Half the budget.
+            for ask in (handle.plan_for, model):
+                with pytest.raises(mimose.Infeasible):
+                    ask(tokens(400))
+            plan, record = [], None
+            for ask in (handle.plan_for, model):
+                cycle = [torch.zeros(handle.budget_bytes // 8) if kept is None else kept]
+                kept = None
+                cycle.append(cycle)
+                alive = weakref.ref(cycle[0])
+                del cycle
+                assert alive() is not None
+                plan.append(ask(tokens(400)))
+                assert alive() is None
+            plan.pop().backward()
+            record = handle.end()
+        finally:
+            if collecting:
+                gc.enable()
+        assert [record.plan] == plan
+        assert record.situation.resident_bytes < handle.budget_bytes // 2
 
 
 def test_only_a_planner_that_predicts_says_which_length_fits():

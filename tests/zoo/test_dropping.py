@@ -81,9 +81,7 @@ def _caching(case: Case) -> Callable[[], nn.Module]:
     return build
 
 
-@pytest.mark.parametrize(
-    "name", ["GPT-2", pytest.param("Llama", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["GPT-2", pytest.param("Llama", marks=pytest.mark.slow)])
 def test_caches_of_keys_and_values(name):
     case = BY_NAME[name]
     dropped = drop(replace(case, build=_caching(case)))

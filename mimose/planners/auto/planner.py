@@ -8,18 +8,22 @@ from typing import ClassVar
 
 from mimose.plan import Plan
 from mimose.planners.auto import choosing
+from mimose.planners.auto.bound import bound_of
 from mimose.planners.auto.choosing import InsideForecast
 from mimose.planners.auto.knowledge import InsideKnowledge
 from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.forecast import Forecast
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.planner import Mimose
-from mimose.planners.mimose.scheduler import Scheduled
+from mimose.planners.mimose.reserve import Reserve
+from mimose.planners.mimose.scheduler import Scheduled, schedule
 from mimose.planners.mimose.storages import Packed
 from mimose.records import Decision, ModelInfo, Situation, Size
 
 _ENOUGH_SHAPES = 3
 _MOST_SHELTERED = 10
+_SURE = 0.9
+"""Share of the budget that a step may take by a bound alone."""
 
 
 class Auto(Mimose):
@@ -87,6 +91,18 @@ class Auto(Mimose):
         return estimator.num_shapes == 1 or (
             estimator.num_shapes >= _ENOUGH_SHAPES and estimator.determined
         )
+
+    def _with_less(
+        self, size: Size, situation: Situation, estimator: Estimator, reserve: Reserve
+    ) -> Scheduled | None:
+        """Return a plan for a sheltered step that keeps what surely fits, by the samples so far."""
+        forecast = Forecast(bound_of(size, estimator), estimator.packing(size))
+        resident = situation.resident_bytes
+        room = int(_SURE * reserve.budget_bytes) - reserve.margin_bytes - resident
+        allowed = resident + int(room / (1.0 + self._drift.inflation))
+        found = schedule(forecast, self.info, situation, allowed, self._candidates)
+        fits = found.peak.bytes + found.packed.waste_bytes <= allowed
+        return found if fits else None
 
     def _forecast(self, size: Size, known: Knowledge, estimator: Estimator) -> Forecast:
         assert isinstance(known, InsideKnowledge), "it was made here"

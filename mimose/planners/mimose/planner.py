@@ -394,6 +394,12 @@ class Mimose(Bound):
         if shapes_seen and near and peak - doubt > reserve.budget_bytes:
             self._check_feasible(size, peak, packed, situation, known, reserve)
         collect = self._can_measure(size, situation, known)
+        if collect:
+            less = self._with_less(size, situation, estimator, reserve)
+            if less is not None:
+                plan, packed = less.plan, less.packed
+                step_bytes = less.peak.bytes - resident
+                peak = resident + self._inflated(step_bytes)
         decision = Decision(
             plan,
             "sheltered" if collect else "responsive",
@@ -404,6 +410,15 @@ class Mimose(Bound):
         self._pending = _Pending(plan, step_bytes, need, exact_size=False)
         work += Work(estimates=info.num_blocks, candidates=info.num_blocks)
         return self._decide(decision, size, need, situation, reserve, started, predicted, work)
+
+    def _with_less(
+        self, size: Size, situation: Situation, estimator: Estimator, reserve: Reserve
+    ) -> Scheduled | None:
+        """Return a plan for a sheltered step that recomputes less than every block, if any.
+
+        There is none: the shuttling collector recomputes all that it measures.
+        """
+        return None
 
     def _sheltered_bytes(
         self, size: Size, situation: Situation, estimator: Estimator, plan: Plan

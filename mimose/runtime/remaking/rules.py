@@ -1,7 +1,7 @@
 """Which operators can run again in backward with the same result, and as what.
 
-An operator can if it draws no random numbers, changes nothing and waits for nothing. Three kinds can
-although they seem not to: an operator in place, by its functional form; dropout, whose mask is
+An operator can if it draws no random numbers, changes nothing and waits for nothing. Three kinds
+can although they seem not to: an operator in place, by its functional form; dropout, whose mask is
 saved, by multiplying again; batch norm, whose running statistics are left out of the second run.
 """
 

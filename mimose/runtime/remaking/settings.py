@@ -1,13 +1,14 @@
 """What a block's modules say that a trace of a call may have gone by: numbers, flags, adapters.
 
-A trace holds the numbers that operators were called with. A dropout's rate on a schedule, say, or an
-adapter that is switched off changes those and no shape, so each call looks whether all is as it was.
+A trace holds the numbers that operators were called with. A dropout's rate on a schedule, say, or
+an adapter that is switched off changes those and no shape, so each call looks whether all is as it
+was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import FunctionType
 from typing import Any
 
@@ -38,11 +39,11 @@ class Settings:
         "_children",
         "_containers",
         "_grown",
-        "_hooks",
         "_known",
         "_last",
         "_module",
         "_number",
+        "_objects",
         "_parameters",
         "_tables",
         "_values",
@@ -86,17 +87,14 @@ class Settings:
 
     def _current(self) -> tuple[Any, Any]:
         children, tables, hooks = self._tables
+        objects = [id(table.get(name)) for table, name in self._objects]
         return (
-            (children, list(map(len, tables))),
+            (children, list(map(len, tables)), objects),
             (
-                [table[name] for table, name in self._values],
+                [get(table) for get, table in self._values],
                 [repr(table[name]) for table, name in self._containers],
-                list(map(len, hooks)),
-                [
-                    None if p is None else p.requires_grad
-                    for held in self._parameters
-                    for p in held.values()
-                ],
+                list(map(tuple, hooks)),
+                [p is not None and p.requires_grad for d in self._parameters for p in d.values()],
             ),
         )
 
@@ -110,21 +108,33 @@ class Settings:
         places: list[tuple[Table, str]] = []
         tables: list[Table] = []
         seen: set[int] = set()
+        self._objects: list[tuple[Table, str]] = []
         for owner in modules:
             tables.append(vars(owner))
             for name, value in vars(owner).items():
                 if name in _OWN:
                     continue
                 places.append((vars(owner), name))
-                if _is_object(value) and id(value) not in seen:
+                if not _is_object(value):
+                    continue
+                self._objects.append((vars(owner), name))
+                if id(value) not in seen:
                     seen.add(id(value))
                     tables.append(vars(value))
                     places += [(vars(value), n) for n in vars(value)]
-        self._values = [(d, n) for d, n in places if isinstance(d[n], _SCALARS) or _acts(d[n])]
+        names: dict[int, tuple[Table, list[str]]] = {}
+        for table, name in places:
+            if isinstance(table[name], _SCALARS) or _acts(table[name]):
+                names.setdefault(id(table), (table, []))[1].append(name)
+        self._values = [(itemgetter(*found), table) for table, found in names.values()]
         self._containers = [(d, n) for d, n in places if _small(d[n])]
         children = [m._modules for m in modules]
         self._tables = children, tables, [hooks for m in modules for hooks in _HOOKS(m)]
-        self._children = [dict(c) for c in children], list(map(len, tables))
+        self._children = (
+            [dict(c) for c in children],
+            list(map(len, tables)),
+            [id(table[name]) for table, name in self._objects],
+        )
         # Other modules with the same settings are something else.
         self._grown += 1
 

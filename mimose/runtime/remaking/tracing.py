@@ -1,8 +1,8 @@
 """Record one forward of a block: its operators, what they make and what of it is saved.
 
 The record is made below autograd by a dispatch mode, once for each size and kind of a block's
-arguments. Two things come of it: a :class:`mimose.menu.BlockGraph`, by which planners choose, and the
-:class:`Step` of each operator, by which :mod:`mimose.runtime.remaking.recipes` runs it again.
+arguments. Two things come of it: a :class:`mimose.menu.BlockGraph`, by which planners choose, and
+the :class:`Step` of each operator, by which :mod:`mimose.runtime.remaking.recipes` runs it again.
 """
 
 from __future__ import annotations

@@ -115,11 +115,12 @@ def steps(
     number: int = 3,
     between: Callable[[int, nn.Module], None] | None = None,
     around: Callable[[], Any] | None = None,
+    choose: Callable[[Trace], tuple[int, ...]] | None = None,
 ) -> Outcome:
     """Run steps on a copy of a block, and return outputs, gradients and buffers of each."""
     block = copy.deepcopy(block)
     outcome = Outcome()
-    outcome.dropping = Dropping(block) if drop else None
+    outcome.dropping = Dropping(block, choose) if drop else None
     call = outcome.dropping or block
     torch.manual_seed(7)
     random.seed(7)
@@ -149,8 +150,7 @@ def steps(
 def same(one: Outcome, other: Outcome) -> bool:
     """Whether two outcomes are the same bit by bit."""
     return len(one.tensors) == len(other.tensors) and all(
-        torch.equal(a, b)
-        for a, b in zip(one.tensors, other.tensors)
+        torch.equal(a, b) for a, b in zip(one.tensors, other.tensors)
     )
 
 

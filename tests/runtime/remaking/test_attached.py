@@ -82,7 +82,11 @@ def train(
     handle = None
     if planner is not None:
         handle = mimose.attach(
-            model, "1GB", planner=planner, size=lambda args, kwargs: tuple(args[0].shape[:2]), blocks=blocks_of(model)
+            model,
+            "1GB",
+            planner=planner,
+            size=lambda args, kwargs: tuple(args[0].shape[:2]),
+            blocks=blocks_of(model),
         )
     how(model, model, optimizer)
     if handle is not None:

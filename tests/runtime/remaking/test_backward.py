@@ -324,9 +324,7 @@ def test_what_does_not_come_out_the_same_is_not_dropped(monkeypatch):
     step = call.trace.steps[place]
     assert step is not None
     steps = list(call.trace.steps)
-    steps[place] = type(step)(
-        lambda *a, **k: step.function(*a, **k) * (1 + 1e-7), *_rest(step)
-    )
+    steps[place] = type(step)(lambda *a, **k: step.function(*a, **k) * (1 + 1e-7), *_rest(step))
     object.__setattr__(call.trace, "steps", tuple(steps))
     call(data(1)).sum().backward()
     assert call.calls[-1] == "strayed"

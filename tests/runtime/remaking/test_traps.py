@@ -48,8 +48,8 @@ class Block(nn.Module):
 class Config:
     """Settings that are no module's own."""
 
-    def __init__(self) -> None:
-        self.factor = 0.5
+    def __init__(self, factor: float = 0.5) -> None:
+        self.factor = factor
 
 
 CASES: dict[str, tuple[Any, str]] = {}
@@ -348,6 +348,7 @@ SETTINGS = {
     "a rate": lambda step, b: setattr(b.drop, "p", 0.1 * (1 + step // 2)),
     "a flag": lambda step, b: b.train(step % 4 < 2),
     "a configuration": lambda step, b: setattr(b.config, "factor", 1.0 + step // 2),
+    "another configuration": lambda step, b: step % 4 or setattr(b, "config", Config(1 + step)),
     "a module": lambda step, b: step % 4 or setattr(b, "act", [nn.GELU(), nn.SiLU()][step // 4]),
     "a function": lambda step, b: setattr(b, "act", [F.gelu, F.silu][step // 2 % 2]),
     "what is trained": lambda step, b: b.first.weight.requires_grad_(step % 4 < 2),
@@ -408,7 +409,9 @@ def test_a_number_is_not_a_flag():
     def forward(self, x, number):
         return self.second(F.gelu(self.first(x) * (2.0 if number is True else number)))
 
-    outcome = both(Block(forward), lambda n: ((tensor(n), [1, 1, True, True, 1.0][n]), {}), number=5)
+    outcome = both(
+        Block(forward), lambda n: ((tensor(n), [1, 1, True, True, 1.0][n]), {}), number=5
+    )
     assert outcome.calls == ["traced", "dropped", "traced", "dropped", "traced"]
 
 
