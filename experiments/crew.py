@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,15 +23,19 @@ from torch.nn.parallel import DistributedDataParallel
 from mimose.costs import Infeasible
 from mimose.devices.base import Device
 from mimose.distributed import alarm
+from mimose.distributed.processes import number_given, started_together
 from mimose.planners.base import Planner
 from mimose.planners.evicting import Evicting
 from mimose.planners.static import Static
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.course import Course, Sampled
 from mimose_bench.experiments.files import write_json
+from mimose_bench.experiments.opening import own_device
 from mimose_bench.experiments.records import RunWriter
 from mimose_bench.experiments.schema import Row
 from mimose_bench.experiments.tasks.base import Batch, Task
+
+T = TypeVar("T")
 
 _ALONE = ("oom", "thrashing", "interrupted", "failed")
 """Outcomes that one process comes to without the others."""
@@ -52,19 +56,17 @@ class Crew:
         Raises:
             ValueError: If a run of this kind is not made in several processes.
         """
-        self.rank, self.size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        self.rank, self.size = number_given("RANK", 0), started_together()
         self.config = config
         self._alarm: alarm.Alarm | None = None
         if not self.several:
             return
         _check(config, planner)
-        on_cuda = config.device.startswith("cuda") or (
-            config.device == "auto" and torch.cuda.is_available()
-        )
+        own = own_device(config.device)
+        on_cuda = own.startswith("cuda")
         if on_cuda:
-            local = _number("LOCAL_RANK", self.rank)
-            torch.cuda.set_device(local)
-            self.config = dataclasses.replace(config, device=f"cuda:{local}")
+            torch.cuda.set_device(torch.device(own))
+            self.config = dataclasses.replace(config, device=own)
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
         self._alarm = alarm.join()
 
@@ -153,6 +155,19 @@ class Crew:
         rank, text, least = next(words for words in said if words is not None)
         raise Infeasible(f"rank {rank}: {text}", least) from error
 
+    def gathered(self, own: T, *, together: bool) -> list[T]:
+        """Return what all processes have, in their order; ``own`` alone where they do not meet.
+
+        Args:
+            own: What this process has.
+            together: Whether all processes end now, without which none waits for the others.
+        """
+        if not (self.several and together):
+            return [own]
+        given: list[Any] = [None] * self.size
+        dist.all_gather_object(given, own)
+        return given
+
     @contextlib.contextmanager
     def merging(self, writer: RunWriter, *, together: bool) -> Iterator[None]:
         """Return the context in which the record is finished: all rows are there before.
@@ -222,6 +237,8 @@ class Addition(RunWriter):
     def finish(self, outcome: str, **info: Any) -> dict[str, Any]:
         """Write the rows that are left; of a process that ends alone its outcome, too."""
         self._finished = True
+        if not self.directory.exists():  # The first process found its settings wrong.
+            return {"outcome": outcome}
         self.flush()
         found = self.on_disk()
         if outcome in _ALONE and found["outcome"] == "running":
@@ -236,11 +253,6 @@ class Addition(RunWriter):
         pass  # It is the record's.
 
 
-def _number(name: str, default: int) -> int:
-    given = os.environ.get(name, "")
-    return int(given) if given.isdigit() else default
-
-
 def _check(config: RunConfig, planner: Planner) -> None:
     if "MASTER_ADDR" not in os.environ:
         raise ValueError(
@@ -252,7 +264,7 @@ def _check(config: RunConfig, planner: Planner) -> None:
         (kind == "sim", "a simulated device stands for one GPU: choose --device cpu or cuda"),
         (
             isinstance(planner, Static | Evicting),
-            f"planner {config.planner} is not run: choose mimose, full, fixed or baseline",
+            f"planner {config.planner} is not run: choose mimose, fixed or baseline",
         ),
         (config.lengths != "sampled", "--lengths expected is for one process: leave it out"),
         (config.on_oom != "stop", "--on-oom skip is for one process: leave it out"),

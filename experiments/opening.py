@@ -29,8 +29,28 @@ def require_device(name: str, *, here: bool = True) -> None:
     open_device(name).close()
 
 
+def own_device(name: str) -> str:
+    """Return the device of this process, where a launcher has started several on one machine.
+
+    Each has a GPU of its own, by its ``LOCAL_RANK``; other devices are as they were named.
+    """
+    if name.partition(":")[0] not in ("auto", "cuda"):
+        return name
+    import torch
+
+    from mimose.distributed.processes import number_given, started_together
+
+    if started_together() == 1:
+        return name
+    if name == "auto" and not torch.cuda.is_available():
+        return name
+    return f"cuda:{number_given('LOCAL_RANK', number_given('RANK', 0))}"
+
+
 def memory_of(name: str) -> int:
     """Return the bytes of memory that a device has: the GPU's, or for ``cpu`` the machine's.
+
+    Of several processes that of each one's own device.
 
     Args:
         name: As :func:`mimose.devices.open_device` takes it.
@@ -38,6 +58,7 @@ def memory_of(name: str) -> int:
     Raises:
         ValueError: If there is no such device.
     """
+    name = own_device(name)
     require_device(name)
     kind, _, rest = name.partition(":")
     if kind == "sim":

@@ -44,9 +44,15 @@ FLUSH_SECONDS = 10.0
 
 _MOST_PARTS = 1_000_000
 
+_TRIED_ROWS = 1
+"""Rows of a run that only tries whether its settings fit the model: which blocks there are shows in
+the first step, so that a plan for others is refused in the second."""
+
 
 class RunWriter:
     """Writes one run. Use it as a context manager: an error ends the run's record, too.
+
+    A ``ValueError`` before the second step has ended leaves no folder: it is about the settings.
 
     Attributes:
         directory: The run's own folder.
@@ -66,6 +72,7 @@ class RunWriter:
         self._blocks = _Parts(directory, "blocks", BLOCKS, first=rank * _MOST_PARTS)
         self._oldest: float | None = None
         self._previous = time.monotonic()
+        self._num_added = 0
         self._finished = False
 
     @classmethod
@@ -133,6 +140,7 @@ class RunWriter:
         Rows reach the disk once the oldest would otherwise be 10 s old when the next one comes.
         """
         now = time.monotonic()
+        self._num_added += 1
         self._steps.rows.append(row)
         self._blocks.rows.extend(blocks)
         if self._oldest is None:
@@ -167,14 +175,15 @@ class RunWriter:
             outcome: One of ``RUN_OUTCOMES``.
             summary: Figures that the rows cannot give or that are known better, for example the
                 run-wide ``peak_allocated_bytes``; they replace those worked out from the rows.
-            columns: Columns of the steps that are only known now, a value a row each.
+            columns: Columns of the steps that are only known now, a value a row each; of several
+                processes those of the first one come first.
             **info: More keys of ``run.json``.
         """
         if outcome not in RUN_OUTCOMES:
             raise ValueError(f"an outcome is one of {', '.join(RUN_OUTCOMES)}, not {outcome!r}")
         self._finished = True
         self.flush()
-        steps = self._steps.merge(columns or {})
+        steps = self._steps.merge(columns or {}, by_rank=self.shared)
         self._blocks.merge()
         self.info.update(info)
         self.info["outcome"] = outcome
@@ -205,7 +214,11 @@ class RunWriter:
     ) -> None:
         if error is None or self._finished:
             return
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, ValueError) and self._num_added <= _TRIED_ROWS:
+            # Settings that are wrong, as the error says, make no run.
+            self._finished = True
+            shutil.rmtree(self.directory, ignore_errors=True)
+        elif isinstance(error, KeyboardInterrupt):
             self.finish("interrupted")
         else:
             self.finish("failed", error=f"{type(error).__name__}: {error}")
@@ -233,8 +246,12 @@ class _Parts:
         self._count += 1
         self.rows.clear()
 
-    def merge(self, columns: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> pa.Table:
+    def merge(
+        self, columns: Mapping[str, Sequence[Any]] = MappingProxyType({}), *, by_rank: bool = False
+    ) -> pa.Table:
         table, _ = read_table(self._path, self._schema)
+        if by_rank:  # Names of part files bring that of rank 10 before the second one of rank 1.
+            table = table.sort_by([("rank", "ascending"), ("step", "ascending")])
         for name, values in columns.items():
             place = self._schema.get_field_index(name)
             field = self._schema.field(place)

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,9 @@ from mimose_bench.experiments.tasks.base import Task, TaskOptions
 
 EXIT_DONE = 0
 EXIT_OUT_OF_MEMORY = 3
+
+_ADDED = ("num_samples", "num_tokens", "samples_per_second", "tokens_per_second")
+"""Keys of ``run.json`` of which several processes have a part each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,22 +190,37 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
             peak = peak_of(device, task, config.precision)
             kind = device.kind
             del model, handle, trainer
+        together = ended.outcome in ("done", "infeasible")
+        shares = crew.gathered((taken, ended.info), together=together)
         # Not before: counting opens a device of its own.
-        counts = ended.ran and not crew.several  # A column has a value a row of one process.
-        counted = count_steps(config, task, kind, taken, say) if counts else Counted()
-        with crew.merging(writer, together=ended.outcome in ("done", "infeasible")):
+        counted = Counted()
+        if len(shares) < crew.size:
+            counted = Counted(info={"unknown": "one of several processes ended before the others"})
+        elif ended.ran and leads:
+            all_taken = [step for steps, _ in shares for step in steps]
+            counted = count_steps(config, task, kind, all_taken, say)
+        with crew.merging(writer, together=together):
             info = writer.finish(
                 ended.outcome,
                 error=ended.failure,
                 columns=counted.columns,
                 flops={**peak.to_json(), **counted.info},
-                **ended.info,
+                **(ended.info | _totals([info for _, info in shares])),
             )
         if ended.outcome in ("oom", "thrashing"):
             crew.failed(ended.failure or ended.outcome)
     if ended.outcome == "done":
         return RunResult(EXIT_DONE, info, None, leads)
     return RunResult(EXIT_OUT_OF_MEMORY, info, ended.failure, leads)
+
+
+def _totals(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counts and rates of several processes, added up."""
+    return {
+        name: None if None in given else sum(given)
+        for name in _ADDED
+        if (given := [info[name] for info in infos if name in info])
+    }
 
 
 def _too_little(budget: int | None, model: torch.nn.Module, device: Device) -> str | None:

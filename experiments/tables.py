@@ -46,6 +46,7 @@ def show(run: Run, num_steps: int) -> str:
     """Return what a reader wants to know of one run, its last ``num_steps`` steps included."""
     info, summary = run.info, run.summary
     config = info.get("config") or {}
+    several = (info.get("environment") or {}).get("num_processes")
     facts = [
         ("run", str(run.directory)),
         ("outcome", _outcome(info)),
@@ -55,6 +56,7 @@ def show(run: Run, num_steps: int) -> str:
         ("data", _data(info.get("data"))),
         ("device", run.time_label),
         ("budget", size(run.budget_bytes, "none")),
+        *([("processes", f"{several}, each with this budget")] if several else []),
         ("steps", _counts(run)),
         ("peak allocated", size(summary["peak_allocated_bytes"])),
         ("peak reserved", size(summary["peak_reserved_bytes"], summary.get("note") or MISSING)),
@@ -118,10 +120,19 @@ def _planned_once(info: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def steps(run: Run, count: int) -> str:
-    """Return the last ``count`` steps of a run, over expected lengths with their weights."""
+    """Return the last ``count`` steps of a run, over expected lengths with their weights.
+
+    Of several processes a step has a row a rank.
+    """
     weighted = is_expected(run.steps)
+    shown, ranks = run.steps.tail(count), run.steps["rank"].dropna().unique()
+    several = len(ranks) > 1
+    if several:
+        last = run.steps["step"].drop_duplicates().nlargest(count)
+        shown = run.steps[run.steps["step"].isin(last)].sort_values(["step", "rank"])
     columns = (
         "step",
+        *(["rank"] if several else []),
         "phase",
         "pixels" if run.steps["image_pixels"].notna().any() else "length",
         *(["weight"] if weighted else []),
@@ -133,11 +144,12 @@ def steps(run: Run, count: int) -> str:
         "outcome",
     )
     rows = []
-    for row in run.steps.tail(count).to_dict("records"):
+    for row in shown.to_dict("records"):
         length = row["image_pixels"] if absent(row["sequence_length"]) else row["sequence_length"]
         rows.append(
             (
                 number(row["step"], "d"),
+                *([number(row["rank"], "d")] if several else []),
                 text_or_dash(row["phase"]),
                 number(row["input_size"] if absent(length) else length, "d"),
                 *([number(row["weight"], ".4f")] if weighted else []),

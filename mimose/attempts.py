@@ -115,6 +115,19 @@ def explain(handle: Handle, error: torch.OutOfMemoryError, attempt: Attempt | No
         add_to_message(error, _figures(handle, str(error), attempt))
 
 
+def explain_leaving(handle: Handle, error: BaseException | None) -> None:
+    """Add figures to an error that leaves the training, if it ended the open step unseen.
+
+    That is what nothing else tells of: out of memory in the optimizer's step or in a loss that the
+    loop computes by itself.
+    """
+    step = handle._step
+    if not isinstance(error, torch.OutOfMemoryError) or step is None:
+        return
+    if step.optimized is None and not step.lost:
+        explain(handle, error)
+
+
 def _figures(handle: Handle, said: str, attempt: Attempt | None) -> Iterator[str]:
     device, step = handle.device, handle._step
     allocated = format_bytes(device.allocated_bytes())
@@ -126,7 +139,7 @@ def _figures(handle: Handle, said: str, attempt: Attempt | None) -> Iterator[str
         yield f"The plan was: {step.plan}."
         if isinstance(step.plan, Eviction):
             yield "A larger reserve leaves more for fragmentation."
-    if attempt is not None and attempt.stepped:
+    if handle.in_optimizer or (attempt is not None and attempt.stepped):
         yield (
             "An optimizer's step had begun, which cannot be undone: the parameters may be half "
             "updated, so load the last checkpoint."

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -30,7 +31,7 @@ from mimose.attaching import (
     chosen_planner,
     open_for,
 )
-from mimose.attempts import Attempt, attempts, explain
+from mimose.attempts import Attempt, attempts, explain, explain_leaving
 from mimose.costs import Infeasible
 from mimose.devices.base import Device
 from mimose.distributed.agreeing import check_sync
@@ -378,10 +379,10 @@ class Handle(Asked, Profiled):
 
         An attempt that runs out of memory is undone (no gradient of it stays; the random state,
         the modules' buffers and their attributes come back) and run once more with every block
-        recomputed, or with a plan that the planner knows to need less. Not so if the planner is one that is never
-        rescued, or if gradients other than zeros were there before (of earlier micro-batches):
-        those could not be told apart. The optimizer's step does not belong in it: it cannot be
-        undone, and an error after it has begun is raised as it is.
+        recomputed, or with a plan that the planner knows to need less. Not so if the planner is one
+        that is never rescued, or if gradients other than zeros were there before (of earlier
+        micro-batches): those could not be told apart. The optimizer's step does not belong in it:
+        it cannot be undone, and an error after it has begun is raised as it is.
 
         Args:
             function: Computes the loss and its gradients. With gradient accumulation it runs all
@@ -467,7 +468,13 @@ class Handle(Asked, Profiled):
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        explain_leaving(self, error)
         try:
             self.detach()
         except torch.OutOfMemoryError:
@@ -590,6 +597,9 @@ class Handle(Asked, Profiled):
                 grad_bytes=grads,
                 other_grad_bytes=others,
                 device_label=self.device.label,
+                copy_bandwidth=executor.remaker.offloads.channel.bandwidth
+                if getattr(self.planner, "offload", False)
+                else None,
             )
         )
 
@@ -653,6 +663,7 @@ class Handle(Asked, Profiled):
         if not self._called and any(p.grad is not None for p in self._parameters):
             self._called = True
             self._executor.warn_unplanned()
+        self._executor.count_outside()
         if self._step is not None:
             self._step.optimized = self.device.now()
             # Here, since a step of a user's own loop is closed when the next one begins: data, an

@@ -1,8 +1,9 @@
-"""What a block saves for backward, and which of it can be made again from the rest, at what price.
+"""What a block saves for backward, and what of it can be made again from the rest, at what price.
 
-A block's forward is a graph of *values* (one for each new storage that an operator fills) and of the
-operators between them. Some values are *saved* for backward. A saved value may be *dropped*: before
-backward needs it, its operator runs again, on values that are kept or were made again themselves.
+A block's forward is a graph of *values* (one for each new storage that an operator fills) and of
+the operators between them. Some values are *saved* for backward. A saved value may be *dropped*:
+before backward needs it, its operator runs again, on values that are kept or were made again
+themselves.
 Operators that draw random numbers, change what they are given or wait for data cannot run again.
 
 The graph, a :class:`BlockGraph`, has no sizes in it, so that one serves all mini-batches; bytes and
@@ -11,8 +12,8 @@ buffers) are always there and have no number.
 
 The rules of making values again, by which both the runtime and :func:`cost_of` go:
 
-- when backward needs a dropped value that is not there, its operator runs, and so before it do those
-  of its inputs that are neither kept nor there;
+- when backward needs a dropped value that is not there, its operator runs, and so before it do
+  those of its inputs that are neither kept nor there;
 - a dropped value, once made, stays until backward has needed it for the last time;
 - all else that is made on the way goes as soon as nothing reads it any more.
 """

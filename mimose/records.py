@@ -43,6 +43,8 @@ class ModelInfo:
             first used by it); see ``other_grad_bytes`` for the rest of the model.
         other_grad_bytes: Gradient bytes of trainable parameters outside all blocks.
         device_label: What every figure of this run carries, e.g. ``measured on cpu``.
+        copy_bandwidth: Bytes a second between the device and the host, either way; None unless the
+            planner has an attribute ``offload`` that is True, since it has to be measured.
     """
 
     block_names: tuple[str, ...]
@@ -55,6 +57,7 @@ class ModelInfo:
     grad_bytes: tuple[int, ...] = ()
     other_grad_bytes: int = 0
     device_label: str = ""
+    copy_bandwidth: float | None = None
 
     @property
     def num_blocks(self) -> int:

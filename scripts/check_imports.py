@@ -26,10 +26,37 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
         "mimose.solvers",
         "mimose.handle",
     ),
-    "mimose.solvers": ("torch", "mimose.planners", "mimose.runtime", "mimose.devices"),
-    "mimose.planners": ("torch", "transformers", "mimose.runtime", "mimose.devices"),
-    "mimose.runtime": ("mimose.planners", "mimose.handle"),
-    "mimose.devices": ("mimose.planners", "mimose.runtime", "mimose.handle"),
+    "mimose.solvers": (
+        "torch",
+        "mimose.planners",
+        "mimose.runtime",
+        "mimose.devices",
+        "mimose.distributed",
+    ),
+    "mimose.planners": (
+        "torch",
+        "transformers",
+        "mimose.runtime",
+        "mimose.devices",
+        "mimose.distributed",
+    ),
+    "mimose.runtime": ("mimose.planners", "mimose.handle", "mimose.distributed"),
+    "mimose.devices": ("mimose.planners", "mimose.runtime", "mimose.handle", "mimose.distributed"),
+    # Beside the runtime: decisions and bytes are all that it knows of them.
+    "mimose.distributed": (
+        "mimose.planners",
+        "mimose.runtime",
+        "mimose.solvers",
+        "mimose.handle",
+        "mimose.attaching",
+    ),
+    # Above the handle, and through it to everything below.
+    "mimose.integrations": (
+        "mimose.runtime",
+        "mimose.devices",
+        "mimose.distributed",
+        "mimose.solvers",
+    ),
     "mimose_bench.experiments": ("mimose_bench.plots", "mimose_bench.cli", "typer", "matplotlib"),
     "mimose_bench.plots": ("mimose_bench.cli", "typer", "torch", "transformers"),
 }

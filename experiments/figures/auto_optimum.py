@@ -36,9 +36,9 @@ MARGIN = 0.05
 """Share of a budget that is left free."""
 TOLERANCE = 0.05
 """The most that the mean distance may be."""
-SECONDS, QUICK_SECONDS = 20.0, 5.0
+SECONDS, QUICK_SECONDS = 10.0, 3.0
 """How long the solver may take for one size and budget."""
-LENGTHS, QUICK_LENGTHS = 8, 2
+LENGTHS, QUICK_LENGTHS = 4, 2
 QUICK_WORKLOADS = 1
 _GAP = 1e-4
 

@@ -21,5 +21,10 @@ def rank() -> int:
 
 def started_together() -> int:
     """Return how many processes a launcher such as ``torchrun`` says that it started."""
-    given = os.environ.get("WORLD_SIZE", "1")
-    return int(given) if given.isdigit() else 1
+    return number_given("WORLD_SIZE", 1)
+
+
+def number_given(name: str, default: int) -> int:
+    """Return a launcher's variable, or ``default`` where it is no number or not set."""
+    given = os.environ.get(name, "")
+    return int(given) if given.isdigit() else default

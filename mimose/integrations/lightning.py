@@ -13,6 +13,7 @@ try:
 except ImportError:  # The same library under its older name.
     import pytorch_lightning as pl
 
+from mimose.attempts import explain_leaving
 from mimose.handle import Handle
 from mimose.handle import attach as attach_model
 from mimose.integrations.shared import figures_for_logs, for_planner, leave, ready_planner
@@ -139,6 +140,8 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Give the network back as it was."""
+        if self.handle is not None:
+            explain_leaving(self.handle, exception)
         self.detach()
 
     def state_dict(self) -> dict[str, Any]:

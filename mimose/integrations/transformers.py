@@ -17,6 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 
 from mimose.attaching import is_compiled_whole
+from mimose.attempts import explain_leaving
 from mimose.handle import Handle, attach
 from mimose.integrations.accelerate import run_inside
 from mimose.integrations.shared import (
@@ -219,12 +220,14 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         """
         try:
             return step() if self._windows is None else self._windows.run(step, last=last)
-        except BaseException:
-            self.give_back()
+        except BaseException as error:
+            self.give_back(error)
             raise
 
-    def give_back(self) -> None:
+    def give_back(self, error: BaseException) -> None:
         """Detach after an exception, which is the one that is to be heard of."""
+        if self.handle is not None:
+            explain_leaving(self.handle, error)
         with suppress(torch.OutOfMemoryError):
             self.detach()
 
@@ -283,9 +286,9 @@ class _Watched:
     def train(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().train(*args, **kwargs)  # type: ignore[misc]
-        except BaseException:
+        except BaseException as error:
             for callback in _callbacks_of(self):
-                callback.give_back()
+                callback.give_back(error)
             raise
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

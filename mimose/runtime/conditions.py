@@ -3,7 +3,8 @@
 Between a forward pass and its backward pass a loop may freeze or thaw layers or leave a context:
 ``torch.func.functional_call``, which lends the modules other parameters,
 ``torch.nn.attention.sdpa_kernel``, ``torch.nn.utils.parametrize.cached``. What the block itself
-changes is :mod:`mimose.runtime.rerun`'s.
+changes is :mod:`mimose.runtime.rerun`'s. What cannot be brought back are values of parameters that
+were changed in place, by an optimizer's step for example: their version counters tell.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 _Cache = dict[Any, Any]
 
 _requires_grad = attrgetter("requires_grad")
+_version = attrgetter("_version")
+
+_OWN_DOING = -1
+"""Stands for the version of a parameter that the block itself changes, as embeddings with a
+greatest norm do."""
 
 _KERNELS: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = (
     (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
@@ -41,12 +47,14 @@ class Seen(NamedTuple):
         trained: Of each of these, whether it required a gradient.
         kernels: Which kernels of attention were allowed.
         cache: The parametrized weights that were cached already; None if they were not cached.
+        versions: The parameters' version counters; None where there are none.
     """
 
     tensors: list[torch.Tensor | None]
     trained: list[bool]
     kernels: list[bool]
     cache: _Cache | None
+    versions: list[int] | None
 
 
 class CallMemory:
@@ -70,11 +78,13 @@ class Conditions:
     Args:
         module: The block. Parameters that ``fully_shard`` has taken over come and go by
             themselves, and are not looked at.
+        name: Its name.
     """
 
-    __slots__ = ("_slots",)
+    __slots__ = ("_name", "_slots")
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, name: str = "") -> None:
+        self._name = name
         sharded = any(hasattr(p, "placements") for p in module.parameters())
         self._slots: list[tuple[dict[str, Any], str]] = [
             (m._parameters, name)
@@ -91,12 +101,26 @@ class Conditions:
         except (KeyError, AttributeError):  # A parameter was taken out, as parametrizing does.
             tensors = [table.get(name) for table, name in self._slots]
             trained = [t is not None and t.requires_grad for t in tensors]
-        return Seen(tensors, trained, [allowed() for allowed, _ in _KERNELS], cached_weights())
+        kernels = [allowed() for allowed, _ in _KERNELS]
+        return Seen(tensors, trained, kernels, cached_weights(), _versions(tensors))
+
+    def after_run(self, seen: Seen) -> Seen:
+        """Return what a call found, less the versions that the call itself has changed."""
+        after = _versions(seen.tensors)
+        if after == seen.versions or after is None or seen.versions is None:
+            return seen
+        kept = [v if v == now else _OWN_DOING for v, now in zip(seen.versions, after)]
+        return seen._replace(versions=kept)
 
     @contextmanager
     def restored(self, seen: Seen) -> Iterator[None]:
-        """Have a rerun find what the first run found, and put back what there is now."""
+        """Have a rerun find what the first run found, and put back what there is now.
+
+        Raises:
+            RuntimeError: If a parameter was changed in place since.
+        """
         present = self.now()
+        self._check_versions(seen, present)
         if _alike(present, seen):
             yield
             return
@@ -106,6 +130,31 @@ class Conditions:
             yield
         finally:
             after.apply(self)
+
+    def _check_versions(self, seen: Seen, present: Seen) -> None:
+        """Refuse to run with other values, as PyTorch refuses to go back with them."""
+        before, now = seen.versions, present.versions
+        if before is None or now == before:
+            return
+        if not all(map(is_, seen.tensors, present.tensors)):
+            now = _versions(seen.tensors)  # Those of the first run are lent to the rerun.
+        for (_, name), expected, found in zip(self._slots, before, now or before):
+            if expected not in (_OWN_DOING, found):
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an "
+                    f"inplace operation: parameter {name} of block {self._name}, which is "
+                    f"recomputed, is at version {found}; expected version {expected} instead: step "
+                    "the optimizer after backward"
+                )
+
+
+def _versions(tensors: list[torch.Tensor | None]) -> list[int] | None:
+    try:
+        return list(map(_version, tensors))
+    except AttributeError:  # A parameter was taken out.
+        return [_OWN_DOING if t is None else t._version for t in tensors]
+    except RuntimeError:  # Made in inference mode: nothing counts, and nothing trains them.
+        return None
 
 
 def _alike(one: Seen, other: Seen) -> bool:

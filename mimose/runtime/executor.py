@@ -40,6 +40,10 @@ from mimose.schedule import AnyPlan, BlockPlan
 
 _FLAGS = ("output_hidden_states", "output_attentions")
 
+_STEPS_OUTSIDE = 3
+"""Steps that train blocks outside of the model's forward pass, of which one may be a user's probe,
+before they are warned of."""
+
 
 class Executor:
     """Carries plans out on a model.
@@ -124,7 +128,11 @@ class Executor:
         self._switches = _switches(model, [block.module for block in blocks])
         self._takes_use_cache = "use_cache" in inspect.signature(model.forward).parameters
         self._switch = Switch()
-        self._switch.outside = self._watch_outside
+        self._passed = self._ran_outside = False
+        self._steps_outside = 0
+        # Kept, since every look at a method makes an object of its own.
+        self._watch: Callable[[BlockForward, Any, Any], Any] | None = self._watch_outside
+        self._switch.outside = self._watch
         self._wrappers = [
             BlockForward(b.module, self._switch, i, b.name, StepState(b.module, b.name, device))
             for i, b in enumerate(blocks)
@@ -228,7 +236,7 @@ class Executor:
         self.evictions.stop(regardless=True)
         if self._collector is not None:
             self._collector.close()
-        self._switch.outside = None
+        self._watch = self._switch.outside = None
         self._model_wrapper.remove()
         for wrapper in self._wrappers:
             wrapper.remove()
@@ -239,6 +247,15 @@ class Executor:
         """Run the model's forward pass ``inner``; called by its wrapper."""
         if not torch.is_grad_enabled() or self._switch.run is not None:
             return inner(*args, **kwargs)
+        self._switch.outside = None  # Blocks that are called now are called by the model.
+        try:
+            return self._run_forward(inner, args, kwargs)
+        finally:
+            self._switch.outside = self._watch
+
+    def _run_forward(
+        self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if torch._C._current_graph_task_id() != -1:
             # Within a backward pass: a checkpoint around the model runs it again.
             return inner(*args, **kwargs)
@@ -248,7 +265,7 @@ class Executor:
             return inner(*args, **kwargs)
         for wrapper in self._wrappers:
             wrapper.follow_compiling()  # Layers may be compiled after attaching, too.
-        self._switch.outside = None
+        self._passed = True
         if self._armed is None and self._on_forward is not None:
             self._on_forward(args, kwargs)
         armed, self._armed = self._armed, None
@@ -518,7 +535,7 @@ class Executor:
             return False
         if not self._warned:
             self._warned = True
-            self._switch.outside = None
+            self._watch = None
             warnings.warn(
                 f"{type(self._model).__name__} runs under a transform of torch.func (grad, vmap, "
                 "jacrev, ...), in which no block can be recomputed and no memory budget is kept: "
@@ -529,33 +546,52 @@ class Executor:
         return True
 
     def _watch_outside(self, block: BlockForward, args: Any, kwargs: Any) -> Any:
-        """Run a block; warn once if it is trained although no pass has been planned for yet."""
+        """Run a block that something else than the model calls; notice if it is trained."""
         output = block.inner(*args, **kwargs)
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
             return output
         if block.module.training and torch.is_grad_enabled():
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(self._warn_outside)
+                    tensor.register_hook(self._notice_outside)
         return output
 
-    def _warn_outside(self, gradient: torch.Tensor) -> None:
-        if self._switch.outside is not None:
+    def _notice_outside(self, gradient: torch.Tensor) -> None:
+        if self._watch is None:
+            return
+        self._ran_outside = True
+        if not self._passed:
             self.warn_unplanned()
+
+    def count_outside(self) -> None:
+        """Count an optimizer's step; warn once if blocks were trained outside in several."""
+        if not self._ran_outside:
+            return
+        self._ran_outside = False
+        self._steps_outside += 1
+        if self._steps_outside < _STEPS_OUTSIDE or self._watch is None:
+            return
+        name = type(self._model).__name__
+        self._warn_once(
+            f"blocks of {name} are being trained outside of its forward pass, where nothing is "
+            f"planned for and no memory budget is kept, as {self._steps_outside} steps have shown: "
+            f"call {name} as model(...), not a method or a part of it"
+        )
 
     def warn_unplanned(self) -> None:
         """Warn once that the model is trained without its forward pass having been called."""
-        self._switch.outside = None
+        name = type(self._model).__name__
+        self._warn_once(
+            f"{name} is being trained, but its forward pass was never called, so that nothing "
+            f"is planned for and no memory budget is kept: call the {name} that was attached "
+            "as model(...), not a method or a part of it, or attach what is called"
+        )
+
+    def _warn_once(self, text: str) -> None:
+        self._watch = self._switch.outside = None
         if not self._warned:
             self._warned = True
-            name = type(self._model).__name__
-            warnings.warn(
-                f"{name} is being trained, but its forward pass was never called, so that nothing "
-                f"is planned for and no memory budget is kept: call the {name} that was attached "
-                "as model(...), not a method or a part of it, or attach what is called",
-                UserWarning,
-                stacklevel=2,
-            )
+            warnings.warn(text, UserWarning, stacklevel=3)
 
     def _watch_untrained(self, output: Any) -> Any:
         """Warn once if a model in eval mode is trained after all: no plan is carried out then."""

@@ -31,8 +31,10 @@ def run_block(
     if again:
         with wrapper.conditions.restored(memory.seen[block]):
             return state.run(wrapper.inner, snapshots, block, True, args, kwargs)
-    memory.seen[block] = wrapper.conditions.now()
-    return state.run(wrapper.inner, snapshots, block, False, args, kwargs)
+    seen = memory.seen[block] = wrapper.conditions.now()
+    result = state.run(wrapper.inner, snapshots, block, False, args, kwargs)
+    memory.seen[block] = wrapper.conditions.after_run(seen)
+    return result
 
 
 class OpenRegion:

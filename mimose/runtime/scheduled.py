@@ -3,7 +3,9 @@
 In the manner of PyTorch's non-reentrant checkpoint: a block runs under hooks that hand what it
 saves for backward to a store, or drop it, and the graph gets numbers instead. The first number that
 backward asks of a block has the instructions up to that block's backward carried out. What is
-handed back is handed over, so that memory falls as in a plain backward pass.
+handed back is handed over, so that memory falls as in a plain backward pass. Where the graph is to
+stay (``retain_graph=True``) all that the forward pass has left stays, too, and the next backward
+pass begins with it.
 
 A block's input is never kept by what the block saves: it is the output of the block before, which
 the schedule keeps or has made again. Where the model does more in between than to hand it on (a
@@ -135,6 +137,7 @@ class ScheduledPass:
         self._saved: dict[int, list[_Entry]] = {}
         self._counts: dict[int, int] = {}
         self._memory = CallMemory()
+        self._kept: _Kept | None = None
         self._handed: tuple[int, weakref.ref[torch.Tensor], int] | None = None
 
     @property
@@ -229,15 +232,19 @@ class ScheduledPass:
 
     def _give(self, block: int, index: int) -> torch.Tensor:
         """Hand over what a block saved; called by autograd in its backward."""
+        if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled():
+            raise RuntimeError(
+                "under a schedule a backward pass has no gradients of its own (create_graph=True): "
+                "use a plan, as planner rotor makes them"
+            )
         if self._place <= self.program.backward[block] and not self._closed:
             self._advance(block)
         entries = self._saved.get(block)
         entry = _GONE if entries is None else entries[index]
         if entries is None or entry is _GONE:
             raise RuntimeError(
-                "under a schedule what was saved can be used once, and this is the second time "
-                "(retain_graph=True, or saved_tensors read twice): go back through each graph "
-                "once, or use a plan"
+                "under a schedule what was saved can be used once in a backward pass, and this is "
+                "the second time (saved_tensors read twice): read it once, or use a plan"
             )
         entries[index] = _GONE
         if isinstance(entry, _View):
@@ -249,6 +256,8 @@ class ScheduledPass:
         """Carry out all instructions that precede a block's backward."""
         if not self._going_back and torch._C._current_graph_task_id() != -1:
             self._going_back = True
+            if torch._C._autograd._get_current_graph_task_keep_graph():
+                self._kept = _Kept(self)
             # The only way to learn that the backward pass has ended, short of patching it.
             torch.autograd.Variable._execution_engine.queue_callback(self.close)
         end = self.program.backward[block]
@@ -317,10 +326,34 @@ class ScheduledPass:
                 del self._calls[block]
 
     def close(self) -> None:
-        """Let go of everything: the backward pass is over."""
+        """Let go of everything: the backward pass is over. If its graph stays, begin anew."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.put_back(self)
+            return
         self._closed = True
         for each in (self._outputs, self._saved, self._calls, self._memory):
             each.clear()
+
+
+class _Kept:
+    """What a forward pass has left for more than one backward pass."""
+
+    __slots__ = ("_calls", "_outputs", "_saved", "_seen", "_snapshots")
+
+    def __init__(self, passed: ScheduledPass) -> None:
+        memory = passed._memory
+        self._outputs = dict(passed._outputs)
+        self._saved = {block: list(entries) for block, entries in passed._saved.items()}
+        self._calls = dict(passed._calls)
+        self._seen, self._snapshots = dict(memory.seen), dict(memory.snapshots)
+
+    def put_back(self, passed: ScheduledPass) -> None:
+        memory = passed._memory
+        passed._outputs, passed._saved = self._outputs, self._saved
+        passed._calls = self._calls
+        memory.seen, memory.snapshots = self._seen, self._snapshots
+        passed._place, passed._going_back = 0, False
 
 
 class _Pack:

@@ -152,7 +152,7 @@ class BlockForward(Wrapper):
         self.index = index
         self.name = name
         self.state = state
-        self.conditions = Conditions(module)
+        self.conditions = Conditions(module, name)
         self.checkpoints: bool | None = None
         self.count = 0
         self.numbers: list[int] = []

@@ -119,6 +119,46 @@ def test_an_optimizers_step_that_fails_is_not_observed_as_done():
     assert figures["num_violations"] == 1
 
 
+FIGURES = (
+    r"injected Now \S+ \S+ are allocated and \S+ \S+ are reserved\. The largest free block is "
+    r"\S+ \S+\. The plan was: recompute each 0-3\. "
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("loss", r"Every block was recomputed already, .*"),
+        ("optimizer", r"An optimizer's step had begun, .* load the last checkpoint\."),
+        ("evaluation", None),
+    ],
+)
+def test_what_fails_outside_of_the_model_is_said_on_leaving_the_handle(where, said):
+    model, error = build(), torch.OutOfMemoryError("injected")
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def fail(*_):
+        raise error
+
+    def train():
+        with mimose.attach(model, None, "full"):
+            for number in range(2):
+                output = model(torch.ones(2 + number, WIDTH))
+                if number and where == "loss":
+                    fail()
+                output.backward()
+                if number and where == "optimizer":
+                    optimizer.register_step_pre_hook(fail)
+                optimizer.step()
+                optimizer.zero_grad()
+            fail()
+
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        train()
+    assert raised.value is error
+    assert re.fullmatch("injected" if said is None else FIGURES + said, str(error)), str(error)
+
+
 def test_a_closure_is_called_within_a_step_that_goes_well():
     model = build()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mimose.planners import make_planner
+from mimose_bench.experiments import tables
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.crew import Addition, Crew, Share
+from mimose_bench.experiments.opening import memory_of, own_device
 from mimose_bench.experiments.records import RunWriter, load_run
 
 SIZES = {"input_size": 8, "batch_size": 2, "sequence_length": 4}
@@ -44,6 +49,52 @@ def test_two_processes_write_one_record(tmp_path):
     assert run.blocks.empty
     assert "rank 1: here" in (record.directory / "log.txt").read_text()
     assert not (record.directory / "steps.parts").exists()
+
+
+def test_columns_come_by_rank_and_a_step_is_shown_with_all_its_ranks(tmp_path):
+    record = RunWriter.create(tmp_path, task="t", planner="p", budget="none", device="cpu")
+    record.shared = True
+    others = [Addition(record.directory, rank) for rank in (1, 10)]
+    for step in range(2):
+        for writer in (record, *others):
+            writer.add({**row(writer.rank, step), "model_flops": None})
+            writer.flush()  # A part each: their names are in another order than the ranks.
+    flops = [0, 1, 100, 101, 1000, 1001]
+    record.finish("done", columns={"model_flops": flops}, environment={"num_processes": 3})
+    run = load_run(record.directory)
+    found = run.steps["model_flops"]
+    assert list(found) == list(100 * run.steps["rank"] + run.steps["step"])
+    lines = [line.split()[:2] for line in tables.steps(run, 1).splitlines()]
+    assert lines == [["step", "rank"], ["----", "----"], ["1", "0"], ["1", "1"], ["1", "10"]]
+    assert "processes       3, each" in tables.show(run, 0)
+
+
+def test_a_process_finds_the_record_gone_whose_settings_were_wrong(tmp_path):
+    record, addition = two_writers(tmp_path)
+    shutil.rmtree(record.directory)
+    assert addition.finish("failed", error="RuntimeError: rank 0 ended") == {"outcome": "failed"}
+    assert not record.directory.exists()
+
+
+def test_a_share_of_memory_is_of_each_processs_own_gpu(monkeypatch):
+    memory = [10 << 30, 40 << 30]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memory))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda place: SimpleNamespace(total_memory=memory[torch.device(place).index or 0]),
+    )
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "5")
+    for local in (0, 1):
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        for name in ("auto", "cuda"):
+            assert own_device(name) == f"cuda:{local}"
+            assert memory_of(name) == memory[local]
+        assert own_device("cpu") == "cpu"
+    monkeypatch.setenv("WORLD_SIZE", "1")  # Nobody has started others: the one that was named.
+    assert memory_of("cuda:0") == memory[0]
 
 
 def test_the_process_that_ended_alone_says_how_the_run_ended(tmp_path):
@@ -107,7 +158,7 @@ def torchrun(folder, *options):
 
 @pytest.mark.slow
 def test_torchrun_writes_one_record(tmp_path):
-    ended = torchrun(tmp_path, "--steps", "12", "--budget", "60MB")
+    ended = torchrun(tmp_path, "--steps", "12", "--budget", "60MB", "--flops", "on")
     assert ended.returncode == 0, ended.stderr
     (folder,) = tmp_path.iterdir()
     run = load_run(folder)
@@ -121,6 +172,12 @@ def test_torchrun_writes_one_record(tmp_path):
     mine, theirs = (run.steps[run.steps["rank"] == rank] for rank in (0, 1))
     assert list(mine["sequence_length"]) != list(theirs["sequence_length"])
     assert list(mine["plan"]) != list(theirs["plan"])
+    # Each row has the FLOPs of its own batch.
+    by_size = run.steps.groupby(["batch_size", "sequence_length"])["model_flops"]
+    assert (by_size.nunique() == 1).all()
+    assert mine["model_flops"].nunique() > 1 < theirs["model_flops"].nunique()
+    assert (run.steps["hardware_flops"] >= run.steps["model_flops"]).all()
+    assert run.info["num_samples"] == run.steps["batch_size"].sum()
     for command in (["show"], ["compare", str(folder)], ["plot", "--out", str(tmp_path / "drawn")]):
         line = [sys.executable, "-m", "mimose_bench.cli", *command, str(folder)]
         told = subprocess.run(line, capture_output=True, text=True)

@@ -5,12 +5,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from mimose.menu import BlockGraph, Operator
 from mimose.plan import Plan, Region, Remade
 from mimose.planners.auto.fits import Inside
 from mimose.solvers.menu import candidates
-from mimose_bench.experiments import menus
+from mimose_bench import cli
+from mimose_bench.experiments import menus, planning
+from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.planning import plan_sizes
 from mimose_bench.experiments.value_names import in_words
 
 
@@ -86,19 +90,22 @@ def test_a_plan_is_told_block_by_block(forecast):
     assert others == [("block 2", menus.UNKNOWN), ("block 3", menus.KEEPS)]
 
 
-def test_the_verb_plan_shows_menus_and_what_is_chosen():
-    from typer.testing import CliRunner
-
-    from mimose_bench import cli
-
-    given = "plan --planner auto --scale tiny --data synthetic --device sim:v100 --threads 1"
-    sizes = ["--budget", "37MB", "--lengths", "40,128"]
-    result = CliRunner().invoke(cli.app, [*given.split(), *sizes])
+def test_the_verb_plan_shows_menus_and_what_is_chosen(monkeypatch):
+    config = RunConfig(
+        planner="auto",
+        budget=37 << 20,
+        scale="tiny",
+        data="synthetic",
+        device="sim:v100",
+        threads=1,
+    )
+    measured = plan_sizes(config, ["40", "128"])
+    monkeypatch.setattr(planning, "plan_sizes", lambda *_: measured)
+    given = ["plan", "--planner", "auto", "--budget", "37MB", "--lengths", "40,128"]
+    result = CliRunner().invoke(cli.app, given)
     assert result.exit_code == 0, result.output
     assert "menu of blocks 0-3 for 4 x 128 tokens" in result.stdout
-    chosen = result.stdout.partition("chosen for 4 x 128 tokens:\n")[2]
-    assert "GELU" in chosen
-    result = CliRunner().invoke(cli.app, [*given.split(), *sizes, "--json"])
-    found = json.loads(result.stdout)
+    assert "GELU" in result.stdout.partition("chosen for 4 x 128 tokens:\n")[2]
+    found = json.loads(CliRunner().invoke(cli.app, [*given, "--json"]).stdout)
     assert [menu["size"] for menu in found["menus"]] == [[4, 40], [4, 128]]
     assert "GELU" in str(found["plans"][1]["chosen"])

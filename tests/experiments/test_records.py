@@ -204,6 +204,22 @@ def test_an_error_ends_the_record_too(tmp_path):
     assert run.info["error"] == "RuntimeError: bad"
 
 
+def test_settings_that_turn_out_wrong_leave_no_folder(tmp_path):
+    def wrong(steps):
+        with create(tmp_path / str(steps)) as writer:
+            for _ in range(steps):
+                writer.add(make_row())
+            writer.flush()
+            raise ValueError("no such plan")
+
+    for steps in (0, 1, 2):
+        with pytest.raises(ValueError, match="no such plan"):
+            wrong(steps)
+    # Two steps are a run, which something has ended.
+    assert [len(find_runs(tmp_path / str(steps))) for steps in (0, 1, 2)] == [0, 0, 1]
+    assert list((tmp_path / "1").iterdir()) == []
+
+
 def test_an_unknown_outcome_is_refused(tmp_path):
     with pytest.raises(ValueError, match="an outcome is one of"):
         create(tmp_path).finish("great")

@@ -146,3 +146,10 @@ def test_a_batch_that_does_not_fit_by_itself_is_out_of_memory(tmp_path: Path) ->
     assert "ran out of memory" in result.message
     assert "needs a budget of" in result.message
     assert load_run(result.info["summary"]["run_dir"]).info["outcome"] == "oom"
+
+
+def test_a_plan_for_more_blocks_than_there_are_leaves_nothing(tmp_path: Path) -> None:
+    config = tiny(tmp_path, planner="fixed", plan="keep 0-9 | recompute 10-13")
+    with pytest.raises(ValueError, match=r"covers 14 blocks, but the model has 4 \(0-3\)"):
+        run(config, quiet=True)
+    assert list(tmp_path.iterdir()) == []

@@ -210,6 +210,19 @@ def test_an_accumulated_step_that_runs_out_ends_the_training(tmp_path):
     assert not {"forward", "optimizer_step"} & (vars(module).keys() | vars(module.net).keys())
 
 
+def test_an_optimizers_step_that_runs_out_has_the_figures(tmp_path):
+    error = torch.OutOfMemoryError("CUDA out of memory. Injected by a test")
+
+    class Optimized(Module):
+        def on_before_optimizer_step(self, optimizer):
+            raise error
+
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        fit(Optimized(), MimoseCallback(None, "full", size=first_extents), tmp_path)
+    assert raised.value is error
+    assert str(error).count("largest free block is") == 1
+
+
 def test_validation_that_runs_out_is_none_of_its_business(tmp_path):
     class Validated(Module):
         def val_dataloader(self):

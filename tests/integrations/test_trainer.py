@@ -218,6 +218,28 @@ def test_out_of_memory_for_good_is_pytorchs_error_and_the_model_comes_back(train
     assert "forward" not in vars(model)
 
 
+class FailingOptimizer(TrainerCallback):
+    def __init__(self, error):
+        self.error = error
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        optimizer.optimizer.register_step_pre_hook(self.fail)  # Within Accelerate's own.
+
+    def fail(self, *_):
+        raise self.error
+
+
+def test_an_optimizers_step_that_runs_out_has_the_figures(trainer):
+    error = torch.OutOfMemoryError("CUDA out of memory. Injected by a test")
+    callback = MimoseCallback(None, "full")
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        trainer(callback, FailingOptimizer(error)).train()
+    assert raised.value is error
+    assert "largest free block is" in str(error)
+    assert "An optimizer's step had begun" in str(error)
+    assert callback.handle is None
+
+
 def test_evaluation_that_runs_out_is_none_of_its_business(trainer, generated):
     model = generated.build_model()
     breaking = Breaking(1, training=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from math import ceil, prod
+from typing import Any
 
 from mimose.costs import Profile
 from mimose.planners.mimose.estimator import Estimator
@@ -28,7 +29,7 @@ def bound_of(size: Size, estimator: Estimator) -> Profile:
     known = replace(known, freed=(), shared=(), forward_activation=())
     if factor == 1.0:
         return known
-    scaled = {
+    scaled: dict[str, Any] = {
         field.name: _scaled(getattr(known, field.name), factor)
         for field in fields(Profile)
         if field.name not in _UNCHANGED

@@ -45,16 +45,14 @@ class InsideForecast(Forecast):
 
     def rises(self, plan: Plan) -> Mapping[int, int]:
         """Return by how much more the backward of such a block takes than of a recomputed one."""
-        found: dict[tuple[int, Dropped], int] = {}
-        rises = {}
-        for remade in plan.remade:
-            inside = self.inside.get(remade.block)
-            if inside is not None:
-                key = id(inside), remade.dropped
-                if key not in found:
-                    found[key] = inside.rise(remade.dropped)
-                rises[remade.block] = found[key]
-        return rises
+        return {
+            r.block: self.rise(r.block, r.dropped) for r in plan.remade if r.block in self.inside
+        }
+
+    def rise(self, block: int, dropped: Dropped) -> int:
+        """Return that for one block and the values that it drops."""
+        own = self.profile.backward_peak[block] - self.profile.level[block]
+        return self.inside[block].rise(dropped, own)
 
 
 class Offers:
@@ -115,46 +113,6 @@ class Offers:
         self._dropped.append([e[2] for e in chosen])
         self._graphs.append("" if inside is None else inside.fit.graph.digest)
 
-    def relieve(self, room: Vector) -> Vector:
-        """Let the last block drop values for its own backward's sake.
-
-        What it keeps is there in no other block's backward, but its own begins with all that the
-        others keep, and dropping values lowers the peak within. So the bytes of its entries are
-        those of this peak, or of the one at the end of the forward pass if that is higher, above
-        the lowest that there is.
-
-        Args:
-            room: What blocks before each block, and all of them, may keep, see :func:`_room`.
-
-        Returns:
-            The same for the new menu of the last block.
-        """
-        last, profile = len(self.of) - 1, self._forecast.profile
-        inside = self._forecast.inside.get(last)
-        if last not in self.prices or inside is None or inside.levels is None:
-            return room
-        place = self.of[last]
-        menu, later = self.menus[place], float(room[last] - room[-1])
-        entries = [
-            (max(float(inside.rise(dropped)) if dropped else 0.0, later + kept), seconds, dropped)
-            for dropped, kept, seconds in zip(
-                self._dropped[place], menu.kept.tolist(), menu.seconds.tolist()
-            )
-        ]
-        lowest = min(rise for rise, *_ in entries)
-        chosen = entries[-1:]  # All is kept, which takes no time.
-        for entry in reversed(entries):
-            if entry[0] < chosen[-1][0]:
-                chosen.append(entry)
-        chosen.reverse()
-        self.of[last] = len(self.menus)
-        rises = np.array([rise for rise, *_ in chosen])
-        self.menus.append(Menu(rises - lowest, np.array([seconds for _, seconds, _ in chosen])))
-        self._dropped.append([dropped for *_, dropped in chosen])
-        self._graphs.append(self._graphs[place])
-        forward = -float(profile.level[last] + profile.kept_peak[last])
-        return np.concatenate([room[:last], [forward, room[last] - lowest]])
-
     @property
     def num_entries(self) -> int:
         """How many entries all blocks have."""
@@ -204,7 +162,7 @@ def choose(
     best = plain._replace(candidates=weighed)
     fits = plain.peak.bytes + plain.packed.waste_bytes <= allowed_bytes
     least = sum(offers.prices[b] for b in plain.plan.recomputed) if fits else float("inf")
-    room = offers.relieve(_room(forecast.profile, info, situation))
+    room = _room(forecast.profile, info, situation)
     search = _Search(float(allowed_bytes - situation.resident_bytes - plain.packed.waste_bytes))
     for _ in range(_ROUNDS):
         found = choice.choose(offers.menus, offers.of, room + search.bytes)

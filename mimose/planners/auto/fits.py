@@ -35,28 +35,34 @@ class Inside:
     seconds: Vector
     levels: Vector | None = None
 
-    def rise(self, dropped: tuple[int, ...]) -> int:
+    def rise(self, dropped: tuple[int, ...], own: int) -> int:
         """Return by how many bytes the backward takes more with some values dropped.
 
         That is in comparison with a block that is recomputed, whose values are all there until
         backward has needed them for the last time.
+
+        Args:
+            dropped: The values.
+            own: What the backward of the recomputed block takes, above the level before its
+                forward. Where that is less than the peaks within have shown (hooks hold what they
+                see a little longer), the difference is part of the rise.
         """
         if self.levels is None:
             return 0
         place = self.fit.places.get(dropped)
-        if place is not None:
-            return round(float(self.rises[place]))
-        uses, more = _course(self.fit.graph, dropped)
-        peaks = self.levels[uses] + more @ self.bytes
-        return round(float(peaks.max() - self.levels.max()))
+        if place is None:
+            uses, more = _course(self.fit.graph, dropped)
+            highest = float((self.levels[uses] + more @ self.bytes).max())
+        else:
+            highest = float(self._highest[place])
+        return round(highest - min(float(self.levels.max()), own))
 
     @cached_property
-    def rises(self) -> Vector:
-        """The same for each of the fit's candidates."""
+    def _highest(self) -> Vector:
+        """For each of the fit's candidates the highest peak of the backward."""
         assert self.levels is not None, "it is only asked for where they are known"
         uses, more, starts = self.fit.courses
-        peaks = np.maximum.reduceat(self.levels[uses] + more @ self.bytes, starts)
-        return np.asarray(peaks - self.levels.max())
+        return np.maximum.reduceat(self.levels[uses] + more @ self.bytes, starts)
 
 
 class Fit:

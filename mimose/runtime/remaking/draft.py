@@ -62,6 +62,8 @@ class Draft:
             it never did.
         taken: For each given storage the tensor that was there when the call began.
         nodes: How many nodes autograd's graph has got.
+        copied: How many copies of parameters that autocast holds were made.
+        found: And how many had been made before.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -72,3 +74,5 @@ class Draft:
     firm: int = -1
     taken: dict[Given, torch.Tensor] = field(default_factory=dict)
     nodes: int = 0
+    copied: int = 0
+    found: int = 0

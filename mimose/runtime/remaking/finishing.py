@@ -58,7 +58,7 @@ def trace_of(
         tuple(renumbered),
         tuple(draft.values[value].bytes for value in numbers),
         tuple(0.0 if r.stamps is None else seconds_between(*r.stamps) for r in kept),
-        draft.nodes,
+        (draft.nodes - draft.copied, draft.nodes + draft.found),
         partial,
     )
 

@@ -10,6 +10,7 @@ import torch
 from mimose.devices.base import Device
 from mimose.plan import Remade
 from mimose.runtime.calls import Key
+from mimose.runtime.remaking.casts import Casts
 from mimose.runtime.remaking.offloading import Offloads
 from mimose.runtime.remaking.proof import Proofs
 from mimose.runtime.remaking.recipes import Choice
@@ -68,6 +69,7 @@ class Remaker:
         self.offloads = Offloads(device)
         self._device = device
         self._kind = device.torch_device.type
+        self._casts = Casts()
         self._proofs = Proofs(self._kind)
         self._traces: dict[Key, OrderedDict[Signature, Trace]] = {}
         self._choices: dict[tuple[Any, ...], Choice] = {}
@@ -93,7 +95,7 @@ class Remaker:
         settings = self._settings_of(wrapper)
         leaves, structure = leaves_of(args, kwargs)
         now = settings.now()
-        if settings.sharded or settings.restless >= _MOST_CHANGES or not readable(leaves):
+        if settings.opaque or settings.restless >= _MOST_CHANGES or not readable(leaves):
             return None
         return Looked(key, wrapper, leaves, signature_of(leaves, structure, now, self._kind))
 
@@ -165,7 +167,7 @@ class Remaker:
 
     def tracer(self, looked: Looked) -> Tracer:
         """Return what traces a call."""
-        return Tracer(looked.wrapper.module, looked.leaves, self._device)
+        return Tracer(looked.wrapper.module, looked.leaves, self._device, self._casts)
 
     def learn(self, looked: Looked, trace: Trace) -> bool:
         """Remember a trace; returns False if it is not to be gone by.

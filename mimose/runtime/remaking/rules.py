@@ -8,6 +8,7 @@ saved, by multiplying again; batch norm, whose running statistics are left out o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +46,8 @@ _DISORDERLY = frozenset(
         "segment_reduce",
     )
 )
+# What they write beside their output is not all filled, or depends on who calls.
+_OPAQUE = frozenset(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_thnn_fused_lstm_cell"))
 _NAMESPACES = frozenset(("aten", "prims"))
 
 
@@ -62,6 +65,20 @@ class Again(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
+@cache
+def is_view(function: Any) -> bool:
+    """Whether an operator shows what it is given first in another way, if it does not copy it."""
+    schema = function._schema
+    outputs = schema.returns
+    return (
+        function.namespace == "aten"
+        and not schema.is_mutable
+        and len(outputs) > 0
+        and all(o.alias_info is not None and not o.alias_info.is_write for o in outputs)
+    )
+
+
+@cache
 def name_of(function: Any) -> str:
     """Return an operator's name without its namespace and overload."""
     return str(function._schema.name).rpartition("::")[2]
@@ -123,7 +140,7 @@ def again(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Agai
     norm = _batch_norm(function, name, args, kwargs)
     if norm is not None:
         return norm
-    if function._schema.is_mutable or name in _UNFILLED:
+    if function._schema.is_mutable or name in _UNFILLED or name in _OPAQUE:
         return None
     if _goes_by_data(function, args):
         return None

@@ -121,7 +121,8 @@ class Saving:
         packs, slots = trace.packs, self.slots
         if not trace.partial:
             nodes = self.nodes + torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-            if len(packs) != len(slots) or nodes != trace.nodes:
+            least, most = trace.nodes
+            if len(packs) != len(slots) or not least <= nodes <= most:
                 return False
         elif len(packs) > len(slots):
             return False

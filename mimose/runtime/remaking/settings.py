@@ -31,7 +31,8 @@ class Settings:
         module: The block.
 
     Attributes:
-        sharded: Whether ``fully_shard`` has taken its parameters over, which come and go.
+        opaque: Whether it cannot be traced: ``fully_shard`` has taken its parameters over, which
+            come and go, or something within it is compiled.
         restless: How many times in a row something was found that was never so before.
     """
 
@@ -47,8 +48,8 @@ class Settings:
         "_parameters",
         "_tables",
         "_values",
+        "opaque",
         "restless",
-        "sharded",
     )
 
     def __init__(self, module: nn.Module) -> None:
@@ -101,9 +102,7 @@ class Settings:
     def _read(self) -> None:
         """Look anew at which modules there are, and at what they have."""
         modules = list(self._module.modules())
-        self.sharded = any(
-            base.__name__ == "FSDPModule" for m in modules for base in type(m).__mro__
-        )
+        self.opaque = any(map(_is_opaque, modules))
         self._parameters = [m._parameters for m in modules]
         places: list[tuple[Table, str]] = []
         tables: list[Table] = []
@@ -137,6 +136,21 @@ class Settings:
         )
         # Other modules with the same settings are something else.
         self._grown += 1
+
+
+def _is_opaque(module: nn.Module) -> bool:
+    held = vars(module)
+    config = held.get("config")
+    return (
+        any(base.__name__ in _OPAQUE for base in type(module).__mro__)
+        or held.get("_compiled_call_impl") is not None
+        or any(hasattr(value, "_torchdynamo_orig_callable") for value in held.values())
+        # Compiles itself where nobody else has done so.
+        or getattr(config, "_attn_implementation", None) == "flex_attention"
+    )
+
+
+_OPAQUE = frozenset(("FSDPModule", "OptimizedModule"))
 
 
 def _alike(one: Any, other: Any) -> bool:

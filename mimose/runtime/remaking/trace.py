@@ -92,7 +92,8 @@ class Trace:
         packs: What was saved, in that order; without what came after ``partial``.
         bytes: Of each value, as the allocator rounds.
         seconds: Of each operator.
-        nodes: How many nodes the forward has added to autograd's graph.
+        nodes: How many nodes the forward adds to autograd's graph at least, and at most: copies of
+            parameters that autocast has already are not made again.
         partial: Whether the block went by what tensors hold, so that another call may save
             something else from there on.
     """
@@ -102,7 +103,7 @@ class Trace:
     packs: tuple[Pack, ...]
     bytes: tuple[int, ...]
     seconds: tuple[float, ...]
-    nodes: int = 0
+    nodes: tuple[int, int] = (0, 0)
     partial: bool = False
 
     def traced(self, block: int) -> Traced:
@@ -126,3 +127,40 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def storage_of(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's storage."""
     return tensor.untyped_storage()._cdata
+
+
+def tensors_among(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors among an operator's arguments, which nest in lists at most."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (tuple, list)):
+        return []
+    found: list[torch.Tensor] = []
+    for item in tree:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list, dict)):
+            found += tensors_among(item)
+    return found
+
+
+def same_storage(one: Any, other: Any) -> bool:
+    """Whether both are tensors that lie in one storage."""
+    return (
+        isinstance(other, torch.Tensor)
+        and is_plain(other)
+        and is_plain(one)
+        and storage_of(one) == storage_of(other)
+    )
+
+
+def covers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is all there is in its storage, each element once."""
+    expected = 1
+    for stride, extent in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n != 1):
+        if stride != expected:
+            return False
+        expected *= extent
+    return tensor.nbytes == tensor.untyped_storage().nbytes()

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mimose.devices.base import Device
 from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.remaking import rules
+from mimose.runtime.remaking.casts import Casts
 from mimose.runtime.remaking.draft import Draft, Record, Value
 from mimose.runtime.remaking.finishing import trace_of
 from mimose.runtime.remaking.reads import Chance, Reads
@@ -26,9 +27,12 @@ from mimose.runtime.remaking.trace import (
     Given,
     Ref,
     Trace,
+    covers,
     is_plain,
+    same_storage,
     shape_of,
     storage_of,
+    tensors_among,
 )
 from mimose.solvers.packing import ROUND, round_up
 
@@ -43,6 +47,7 @@ class Tracer(TorchDispatchMode):
         module: The block.
         arguments: The leaves of its call's arguments.
         device: What tells the time.
+        casts: Copies of parameters that autocast holds.
 
     Attributes:
         draft: The record.
@@ -55,10 +60,12 @@ class Tracer(TorchDispatchMode):
         module: torch.nn.Module,
         arguments: Sequence[Any],
         device: Device,
+        casts: Casts | None = None,
     ) -> None:
         super().__init__()
         self.draft = Draft()
         self._device = device
+        self._casts = casts or Casts()
         self._current: dict[int, int] = {}
         self._references: list[StorageWeakRef] = []
         self._given: dict[int, Given] = {}
@@ -108,10 +115,9 @@ class Tracer(TorchDispatchMode):
             if not is_plain(tensor):
                 self.draft.packs.append(None)
                 return
-            key = storage_of(tensor)
-            if key not in self._current and key not in self._given:
-                self._refer(tensor)
-            self.draft.packs.append((self._current.get(key, -1), key, shape_of(tensor)))
+            source = self._source(tensor)
+            value = source if isinstance(source, int) else -1
+            self.draft.packs.append((value, storage_of(tensor), shape_of(tensor)))
 
     # -- what runs
 
@@ -127,6 +133,8 @@ class Tracer(TorchDispatchMode):
         result = func(*args, **kwargs)
         stamps = (start, self._device.now())
         with torch._C.DisableTorchFunction():
+            if rules.is_view(func) and same_storage(args[0], result):
+                return result
             self._record(name, func, args, kwargs, result, stamps)
             if rules.reads_data(func, args, result):
                 self.tell()
@@ -160,7 +168,7 @@ class Tracer(TorchDispatchMode):
         result: Any,
         stamps: tuple[Any, Any],
     ) -> None:
-        given = _tensors((args, kwargs))
+        given = tensors_among((args, kwargs))
         storages = {storage_of(t) for t in given if is_plain(t)}
         if func._schema.is_mutable and not rules.is_norm(func):
             self._change(name, func, args, kwargs, stamps, given)
@@ -170,7 +178,8 @@ class Tracer(TorchDispatchMode):
             if isinstance(source, Given):
                 self.draft.changed.add(source)
         made = list[tuple[int, torch.Tensor]]()
-        for place, tensor in enumerate(pytree.tree_leaves(result)):
+        leaves = (result,) if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
+        for place, tensor in enumerate(leaves):
             if not isinstance(tensor, torch.Tensor) or not is_plain(tensor):
                 continue
             key = storage_of(tensor)
@@ -187,18 +196,31 @@ class Tracer(TorchDispatchMode):
         for place, tensor in made:
             value = self._new(tensor, record)
             record.wanted.append((place, value, shape_of(tensor)))
-            if name == "_to_copy" and self._is_cached(given, tensor):
-                self.draft.fixed.add(value)
+            if name == "_to_copy" and tensor.dtype == self._cached:
+                self._hold(value, tensor, func, args, kwargs)
 
-    def _is_cached(self, given: Sequence[torch.Tensor], copy: torch.Tensor) -> bool:
-        """Whether autocast holds this copy of a parameter until it ends."""
-        if copy.dtype != self._cached:
-            return False
-        source = self._source(given[0])
-        if not isinstance(source, Given) or source.owner is None:
-            return False
-        parameter = source.owner._parameters.get(source.name)
-        return parameter is not None and parameter.requires_grad
+    def _hold(self, value: int, copy: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
+        """Note a copy of a parameter, which autocast holds until it ends."""
+        source = self._source(args[0])
+        if isinstance(source, Given) and source.owner is not None:
+            parameter = source.owner._parameters.get(source.name)
+            if parameter is not None and parameter.requires_grad:
+                self.draft.fixed.add(value)
+                self.draft.copied += 1
+                self._casts.add(copy, source, parameter, func, kwargs)
+
+    def _held(self, tensor: torch.Tensor) -> int | None:
+        """Return the value of a copy that autocast has held since before this call, if it is."""
+        cast = None if self._cached is None else self._casts.find(tensor)
+        if cast is None or self.draft.taken.get(cast.source) is not cast.parameter:
+            return None
+        again = rules.again(cast.function, (cast.parameter,), cast.kwargs)
+        record = self._start("to_copy", [cast.parameter], None, again)
+        value = self._new(tensor, record)
+        record.wanted.append((0, value, shape_of(tensor)))
+        self.draft.fixed.add(value)
+        self.draft.found += 1
+        return value
 
     def _record_dropout(
         self,
@@ -225,9 +247,8 @@ class Tracer(TorchDispatchMode):
             again = None
         record = Record(name.strip("_"), set(), [], stamps, None)
         able = again is not None
-        self.draft.records.append(record)
         if again is not None:
-            given = _tensors((again.args, again.kwargs))
+            given = tensors_among((again.args, again.kwargs))
         for tensor in given:
             source = self._source(tensor)
             if isinstance(source, int):
@@ -241,9 +262,11 @@ class Tracer(TorchDispatchMode):
             if tensor.is_conj() or tensor.is_neg():
                 able = False
         if again is not None and able:
-            record.args = tuple(self._without_tensors(a) for a in again.args)
-            record.kwargs = {k: self._without_tensors(a) for k, a in again.kwargs.items()}
+            record.args = tuple(self._withouttensors_among(a) for a in again.args)
+            record.kwargs = {k: self._withouttensors_among(a) for k, a in again.kwargs.items()}
             record.function = again.function
+        # Now only: looking at what it reads may record where that comes from.
+        self.draft.records.append(record)
         return record
 
     def _source(self, tensor: torch.Tensor) -> int | Given:
@@ -254,24 +277,22 @@ class Tracer(TorchDispatchMode):
         if value is not None:
             return value
         given = self._given.get(key)
-        if given is None:
-            given = self._refer(tensor)
-        return given
-
-    def _refer(self, tensor: torch.Tensor) -> Given:
-        """Take in a storage that comes from somewhere else."""
+        if given is not None:
+            return given
+        value = self._held(tensor)
+        if value is not None:
+            return value
         # The reference keeps the identity from being another storage's later.
         self._references.append(StorageWeakRef(tensor.untyped_storage()))
-        key = storage_of(tensor)
         given = self._given[key] = Given(-1, storage=key)
         return given
 
-    def _without_tensors(self, argument: Any) -> Any:
+    def _withouttensors_among(self, argument: Any) -> Any:
         """Replace the tensors of an operator's argument by what tells them again."""
         if isinstance(argument, torch.Tensor):
             return Ref(self._source(argument), shape_of(argument))
         if isinstance(argument, (list, tuple)):
-            return [self._without_tensors(a) for a in argument]
+            return [self._withouttensors_among(a) for a in argument]
         return argument
 
     def _new(self, tensor: torch.Tensor, record: Record) -> int:
@@ -297,9 +318,9 @@ class Tracer(TorchDispatchMode):
     ) -> None:
         """Record an operator that changes tensors: each gets a new value."""
         functional = rules.in_place(func)
-        for tensor in _tensors(rules.changed(func, args, kwargs)):
+        for tensor in tensors_among(rules.changed(func, args, kwargs)):
             again = None
-            if functional is not None and tensor is args[0] and _covers(tensor):
+            if functional is not None and tensor is args[0] and covers(tensor):
                 again = rules.again(functional, args, kwargs)
             self._overwrite(name, tensor, given, stamps, again)
 
@@ -359,17 +380,3 @@ def recording(tracer: Tracer) -> ExitStack:
 
 def _nodes() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
-
-
-def _covers(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is all there is in its storage, each element once."""
-    expected = 1
-    for stride, extent in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n != 1):
-        if stride != expected:
-            return False
-        expected *= extent
-    return tensor.nbytes == tensor.untyped_storage().nbytes()

@@ -150,7 +150,8 @@ def steps(
 def same(one: Outcome, other: Outcome) -> bool:
     """Whether two outcomes are the same bit by bit."""
     return len(one.tensors) == len(other.tensors) and all(
-        torch.equal(a, b) for a, b in zip(one.tensors, other.tensors)
+        torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in zip(one.tensors, other.tensors)
     )
 
 

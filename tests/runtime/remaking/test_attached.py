@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from dropper import Dropper
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import mimose
@@ -32,7 +32,7 @@ class Layer(nn.Module):
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        h = F.gelu(self.up(self.norm(x)))
+        h = functional.gelu(self.up(self.norm(x)))
         if mask is not None:
             h = h * mask
         return x + self.drop(self.down(h))
@@ -132,7 +132,7 @@ class Nested(Layer):
     """Recomputes a part of itself."""
 
     def forward(self, x, mask=None):
-        h = checkpoint(lambda t: F.gelu(self.up(self.norm(t))), x, use_reentrant=False)
+        h = checkpoint(lambda t: functional.gelu(self.up(self.norm(t))), x, use_reentrant=False)
         return x + self.drop(self.down(h))
 
 

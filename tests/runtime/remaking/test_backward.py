@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from dropping import Dropping
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
 
 WIDTH = 8
 
@@ -27,7 +28,7 @@ class Block(nn.Module):
         self.second = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        h = self.norm(F.gelu(self.batch(self.first(x))) + x)
+        h = self.norm(functional.gelu(self.batch(self.first(x))) + x)
         if mask is not None:
             h = h.masked_fill(mask, 0.0).sigmoid()
         return self.second(h.exp())
@@ -215,7 +216,7 @@ def test_hooks_of_the_block_itself():
     class Saving(Block):
         def forward(self, x, mask=None):
             with torch.autograd.graph.save_on_cpu():
-                h = F.gelu(self.first(x))
+                h = functional.gelu(self.first(x))
             return self.second(self.norm(h).exp())
 
     found = []
@@ -278,6 +279,22 @@ def test_weights_that_autocast_has_cached_before_are_read_from_there():
     assert "mm" in {name.partition("#")[0] for name in call.names}
 
 
+def test_a_block_that_comes_twice_within_one_autocast():
+    found = []
+    for plain in (True, False):
+        block = Block()
+        call: Any = block if plain else Dropping(block)
+        for step in range(3):
+            x = data(step)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = call(call(x).float()).float().square().mean()
+            loss.backward()
+        found.append(gradients(block, x))
+        if not plain:
+            assert call.calls == ["traced", *["dropped"] * 5]
+    assert equal(*found)
+
+
 def test_an_error_in_the_forward_pass():
     block, call = ready()
     fails = True
@@ -298,7 +315,7 @@ def test_an_error_in_the_forward_pass():
 def test_memory_runs_out_in_a_recipe(monkeypatch):
     from mimose.runtime.remaking import saving
 
-    block, call = ready()
+    _, call = ready()
     call(data(1)).sum().backward()
     loss = call(data(1)).sum()
     plain = saving.run
@@ -340,7 +357,7 @@ def test_a_block_that_saves_something_else_each_time_is_left_alone():
 
         def forward(self, x, mask=None):
             Fickle.turn += 1
-            h = F.gelu(self.first(x))
+            h = functional.gelu(self.first(x))
             for _ in range(Fickle.turn % 2 + 1):
                 h = self.second(h)
             return h.exp()
@@ -351,3 +368,16 @@ def test_a_block_that_saves_something_else_each_time_is_left_alone():
     assert call.calls.count("strayed") == 3
     assert call.calls[-1] == "left alone"
     assert call.remaker.strays == 3
+
+
+@pytest.mark.parametrize("what", ["module", "function", "attention"])
+def test_what_is_compiled_within_a_block_is_left_alone(what):
+    block = Block()
+    if what == "module":
+        block.second.compile(backend="eager")
+    elif what == "function":
+        block.act = torch.compile(functional.gelu, backend="eager")
+    else:
+        block.config = SimpleNamespace(_attn_implementation="flex_attention")
+    call = Dropping(block)
+    assert call.remaker.look((0, 0), call.wrapper, (data(0),), {}) is None

@@ -136,7 +136,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 def test_a_choice_is_worked_out_once(monkeypatch):
     from mimose.runtime.remaking import remaker
 
-    block, x, call, trace = traced("eager")
+    block, x, call, _ = traced("eager")
     made: list[Any] = []
     plain = remaker.Choice
     monkeypatch.setattr(remaker, "Choice", lambda *args: made.append(args) or plain(*args))
@@ -146,7 +146,7 @@ def test_a_choice_is_worked_out_once(monkeypatch):
 
 
 def test_a_plan_for_another_graph_is_not_carried_out():
-    block, x, call, trace = traced("eager")
+    _, x, call, trace = traced("eager")
     looked = call.remaker.look((0, 0), call.wrapper, (x,), {})
     assert looked is not None
     assert not call.remaker.fits(looked, Remade(0, call.choose(trace), (), "00000000"))

@@ -62,5 +62,5 @@ def test_a_task(name, scale, autocast):
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(plain, dropped))
     assert remaker.strays == 0
     assert not remaker._proofs._bad
-    assert planner.share > 0.5
+    assert planner.share > 0.3
     assert all(record.plan.remade for record in planner.records[1:])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from dropping import both
 from torch import nn
+from torch.nn import functional
 
 WIDTH = 8
 
@@ -65,7 +65,7 @@ def case(expected: str = "dropped") -> Any:
 
 @case()
 def views_of_one_storage(self, x):
-    h = F.gelu(self.first(x))
+    h = functional.gelu(self.first(x))
     turned = h.t().contiguous().t() * self.second(h.view(2, 2, WIDTH)).view(4, WIDTH)
     return turned + h.unflatten(0, (2, 2)).prod(0).repeat(2, 1) * h[::2].exp().repeat(2, 1)
 
@@ -73,7 +73,7 @@ def views_of_one_storage(self, x):
 @case()
 def chunks_of_a_projection(self, x):
     a, b = self.first(x).chunk(2, -1)
-    return torch.cat([F.silu(a) * b, a.exp()], -1)
+    return torch.cat([functional.silu(a) * b, a.exp()], -1)
 
 
 @case()
@@ -114,7 +114,7 @@ def written_out_of_place(self, x):
     h = torch.zeros(4, 2 * WIDTH)
     h[:, :WIDTH] = self.first(x)
     h[:, WIDTH:] = self.second(x)
-    return h.sigmoid().unflatten(1, (2, WIDTH)).prod(1) * F.gelu(self.first(x)).exp()
+    return h.sigmoid().unflatten(1, (2, WIDTH)).prod(1) * functional.gelu(self.first(x)).exp()
 
 
 @case()
@@ -124,49 +124,49 @@ def batch_norm(self, x):
 
 @case()
 def module_dropout(self, x):
-    return self.second(self.drop(F.gelu(self.first(x))))
+    return self.second(self.drop(functional.gelu(self.first(x))))
 
 
 @case()
 def functional_dropout(self, x):
-    h = F.dropout(self.first(x), self.p, self.training)
-    return self.second(F.dropout(F.gelu(h), 0.5, True, True).exp())
+    h = functional.dropout(self.first(x), self.p, self.training)
+    return self.second(functional.dropout(functional.gelu(h), 0.5, True, True).exp())
 
 
 @case()
 def native_dropout(self, x):
-    return self.second(F.gelu(torch.native_dropout(self.first(x), self.p, True)[0]))
+    return self.second(functional.gelu(torch.native_dropout(self.first(x), self.p, True)[0]))
 
 
 @case()
 def attention(self, x):
     q, k, v = (f(x).view(1, 2, 2, WIDTH) for f in (self.first, self.second, self.norm))
-    return F.scaled_dot_product_attention(q, k, v).reshape(4, WIDTH)
+    return functional.scaled_dot_product_attention(q, k, v).reshape(4, WIDTH)
 
 
 @case()
 def attention_with_dropout(self, x):
     q, k, v = (f(x).view(1, 2, 2, WIDTH) for f in (self.first, self.second, self.norm))
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=0.5).reshape(4, WIDTH)
+    return functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5).reshape(4, WIDTH)
 
 
 @case()
 def random_numbers(self, x):
     h = self.first(x) + torch.randn_like(x) * 0.1
     h = h * torch.rand(4, 1) + torch.bernoulli(torch.full((WIDTH,), 0.5))
-    return self.second(F.gelu(h)) * (h + torch.empty(WIDTH).uniform_()).exp()
+    return self.second(functional.gelu(h)) * (h + torch.empty(WIDTH).uniform_()).exp()
 
 
 @case()
 def reads_a_number(self, x):
-    h = F.gelu(self.first(x)).sigmoid()
+    h = functional.gelu(self.first(x)).sigmoid()
     factor = x.sum().item()
     return self.second((h * factor).sin()) * h.exp()
 
 
 @case()
 def goes_by_a_number(self, x):
-    h = F.gelu(self.first(x)).sigmoid()
+    h = functional.gelu(self.first(x)).sigmoid()
     if x.sum() > 0:
         return self.second(h.sin()) * h.cos()
     return self.second(h.cos()) * h.sin()
@@ -196,31 +196,31 @@ def nonzero(self, x):
 @case()
 def picks_by_numbers(self, x):
     rows = x[:, 0].argsort()
-    return self.second(F.gelu(self.first(x)[rows]).exp())
+    return self.second(functional.gelu(self.first(x)[rows]).exp())
 
 
 @case()
 def picks_by_a_mask(self, x):
-    h = F.gelu(self.first(x).exp())
+    h = functional.gelu(self.first(x).exp())
     return self.second(h[x[:, 0] > 0]).exp().sum(0) + x
 
 
 @case("kept")
 def drawn_by_python(self, x):
     h = self.first(x)
-    return self.second(F.gelu(h * random.random()).exp())
+    return self.second(functional.gelu(h * random.random()).exp())
 
 
 @case("kept")
 def skipped_by_chance(self, x):
     h = self.first(x)
-    h = F.gelu(h) if random.random() < 0.5 else h.sigmoid()
+    h = functional.gelu(h) if random.random() < 0.5 else h.sigmoid()
     return self.second(h.exp())
 
 
 @case()
 def skipped_by_torchs_chance(self, x):
-    h = F.gelu(self.first(x).exp())
+    h = functional.gelu(self.first(x).exp())
     if torch.rand([]) < 0.5:
         h = self.second(h.exp())
     return h.sin()
@@ -255,34 +255,34 @@ class Doubled(torch.autograd.Function):
 
 @case()
 def own_functions(self, x):
-    h = F.gelu(self.first(x))
+    h = functional.gelu(self.first(x))
     return self.second(Doubled.apply(Cubed.apply(h, self.norm(h)).sin()).exp())
 
 
 @case()
 def output_is_a_view(self, x):
-    h = F.gelu(self.first(x))
+    h = functional.gelu(self.first(x))
     return h.view(2, 2, WIDTH), self.second(h.exp()), h.t()
 
 
 @case()
 def changes_its_input(self, x):
     y = x * 1.0
-    y = F.gelu(self.first(y))
+    y = functional.gelu(self.first(y))
     y.detach().zero_()
     return self.second(self.first(x).sigmoid())
 
 
 @case()
 def buffer_is_replaced(self, x):
-    h = F.gelu(self.first(x) * self.state)
+    h = functional.gelu(self.first(x) * self.state)
     self.state = self.state * 0.5
     return self.second(h.exp())
 
 
 @case()
 def buffer_is_changed(self, x):
-    h = F.gelu(self.first(x) * self.state.clone())
+    h = functional.gelu(self.first(x) * self.state.clone())
     self.state.mul_(0.5)
     return self.second(h.exp())
 
@@ -293,27 +293,27 @@ HELD = torch.linspace(0, 1, WIDTH)
 @case()
 def held_by_others(self, x):
     h = self.first(x) * HELD
-    return self.second(F.gelu(h + HELD))
+    return self.second(functional.gelu(h + HELD))
 
 
 @case()
 def constants_made_inside(self, x):
     h = self.first(x) + torch.arange(WIDTH) / torch.full((WIDTH,), 3.0)
     mask = torch.ones(4, WIDTH, dtype=torch.bool).tril()
-    return self.second(F.gelu(h.masked_fill(mask, 0.1))) * torch.ones(4, 1).exp()
+    return self.second(functional.gelu(h.masked_fill(mask, 0.1))) * torch.ones(4, 1).exp()
 
 
 @case("unlearned")
 def counts_its_calls(self, x):
     self.scale += 0.25
-    return self.second(F.gelu(self.first(x) * self.scale))
+    return self.second(functional.gelu(self.first(x) * self.scale))
 
 
 @case()
 def without_gradients_inside(self, x):
     with torch.no_grad():
         target = self.second(x).softmax(-1)
-    return F.gelu(self.first(x) * target).exp()
+    return functional.gelu(self.first(x) * target).exp()
 
 
 @case()
@@ -331,7 +331,7 @@ def complex_numbers(self, x):
 
 @case()
 def settings_of_others(self, x):
-    return self.second(F.gelu(self.first(x) * self.config.factor))
+    return self.second(functional.gelu(self.first(x) * self.config.factor))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -350,7 +350,9 @@ SETTINGS = {
     "a configuration": lambda step, b: setattr(b.config, "factor", 1.0 + step // 2),
     "another configuration": lambda step, b: step % 4 or setattr(b, "config", Config(1 + step)),
     "a module": lambda step, b: step % 4 or setattr(b, "act", [nn.GELU(), nn.SiLU()][step // 4]),
-    "a function": lambda step, b: setattr(b, "act", [F.gelu, F.silu][step // 2 % 2]),
+    "a function": lambda step, b: setattr(
+        b, "act", [functional.gelu, functional.silu][step // 2 % 2]
+    ),
     "what is trained": lambda step, b: b.first.weight.requires_grad_(step % 4 < 2),
     "a hook": lambda step, b: step == 2 and b.first.register_forward_hook(lambda m, i, o: o * 2),
     "a buffer": lambda step, b: setattr(b, "state", torch.full((WIDTH,), 1.0 + step)),
@@ -364,7 +366,7 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_changes_between_steps(name):
     def forward(self, x):
-        act = getattr(self, "act", F.gelu)
+        act = getattr(self, "act", functional.gelu)
         h = act(self.first(x) * self.scale * self.state * self.config.factor)
         return self.second(self.drop(self.batch(h)).exp())
 
@@ -374,7 +376,7 @@ def test_a_setting_changes_between_steps(name):
 
 def test_arguments_lie_in_one_storage_or_in_several():
     def forward(self, q, k, v):
-        return self.second(F.gelu(self.first(q)) * self.norm(k).exp() * v.sigmoid())
+        return self.second(functional.gelu(self.first(q)) * self.norm(k).exp() * v.sigmoid())
 
     def inputs(step):
         x = tensor(step)
@@ -391,7 +393,7 @@ def test_arguments_lie_in_one_storage_or_in_several():
 def test_arguments_have_names_and_nest():
     def forward(self, x, *, mask, pair=None, options=None):
         h = self.first(x).masked_fill(mask, 0.0) + pair[0] * options["scale"]
-        return self.second(F.gelu(h)) * pair[1]["deep"]
+        return self.second(functional.gelu(h)) * pair[1]["deep"]
 
     def inputs(step):
         pair = [tensor(step), {"deep": tensor(50, grad=False)}]
@@ -407,7 +409,7 @@ def test_arguments_have_names_and_nest():
 
 def test_a_number_is_not_a_flag():
     def forward(self, x, number):
-        return self.second(F.gelu(self.first(x) * (2.0 if number is True else number)))
+        return self.second(functional.gelu(self.first(x) * (2.0 if number is True else number)))
 
     outcome = both(
         Block(forward), lambda n: ((tensor(n), [1, 1, True, True, 1.0][n]), {}), number=5
@@ -417,7 +419,7 @@ def test_a_number_is_not_a_flag():
 
 def test_an_object_of_no_known_kind_is_left_alone():
     def forward(self, x, options):
-        return self.second(F.gelu(self.first(x) * options.factor))
+        return self.second(functional.gelu(self.first(x) * options.factor))
 
     outcome = both(Block(forward), lambda n: ((tensor(n), Config()), {}))
     assert outcome.calls == ["left alone"] * 3
@@ -426,7 +428,7 @@ def test_an_object_of_no_known_kind_is_left_alone():
 @pytest.mark.parametrize("cache", [True, False])
 def test_autocast(cache):
     def forward(self, x):
-        return self.second(self.drop(F.gelu(self.norm(self.first(x)) + self.first(x))))
+        return self.second(self.drop(functional.gelu(self.norm(self.first(x)) + self.first(x))))
 
     def around():
         return torch.autocast("cpu", torch.bfloat16, cache_enabled=cache)
@@ -436,7 +438,7 @@ def test_autocast(cache):
 
 def test_shapes_take_turns():
     def forward(self, x):
-        return self.second(F.gelu(self.first(x)).exp())
+        return self.second(functional.gelu(self.first(x)).exp())
 
     outcome = both(Block(forward), lambda n: ((tensor(n, 2 + n % 2, WIDTH),), {}), number=6)
     assert outcome.calls == ["traced", "traced"] + ["dropped"] * 4
