@@ -8,6 +8,7 @@ run. So a step under any plan of single blocks can teach, at the price of lookin
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -186,12 +187,15 @@ class RidingCollector(Collector):
     ) -> AbstractContextManager[Any]:
         """Return hooks that look at what a call saves, and at when backward comes to it."""
         count = 0
+        # PyTorch holds the hook as long as anything that it saved, and the tracer holds tensors.
+        traced_by = None if tracer is None else weakref.ref(tracer)
 
         def noting(tensor: torch.Tensor) -> Any:
             nonlocal count
             list_storage(saved, tensor)
-            if tracer is not None:
-                tracer.note(tensor)
+            found = None if traced_by is None else traced_by()
+            if found is not None:
+                found.note(tensor)
             count += 1
             return count - 1, pack(tensor)
 

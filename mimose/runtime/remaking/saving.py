@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -94,7 +95,7 @@ class Saving:
         nodes: How many nodes autograd's graph has got meanwhile.
     """
 
-    __slots__ = ("_name", "nodes", "slots")
+    __slots__ = ("__weakref__", "_name", "nodes", "slots")
 
     def __init__(self, name: str) -> None:
         self.slots: list[Slot] = []
@@ -104,14 +105,21 @@ class Saving:
     def hooks(
         self, also: Callable[[torch.Tensor], None] | None = None
     ) -> AbstractContextManager[Any]:
-        """Return the context to run the block in; ``also`` is called with each saved tensor."""
-        keep, name = self.slots.append, self._name
+        """Return the context to run the block in; the method ``also`` gets each saved tensor."""
+        name = self._name
+        # PyTorch holds the hook as long as anything that it saved. Through it the slots' list would
+        # hold each tensor longer than backward needs it.
+        own = weakref.ref(self)
+        told = None if also is None else weakref.WeakMethod(also)
 
         def pack(tensor: torch.Tensor) -> Slot:
             slot = Slot(tensor, name)
-            keep(slot)
-            if also is not None:
-                also(tensor)
+            saving = own()
+            if saving is not None:
+                saving.slots.append(slot)
+            note = None if told is None else told()
+            if note is not None:
+                note(tensor)
             return slot
 
         return torch.autograd.graph.saved_tensors_hooks(pack, Slot.get)
