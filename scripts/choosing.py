@@ -250,6 +250,20 @@ def times() -> Iterator[str]:
     yield from _lines(headers, list(rows.values()))
 
 
+def beside() -> Iterator[str]:
+    """Yield the lines of the table of Auto's times beside others'."""
+    found = load("auto")
+    headers = ["planner"]
+    rows: dict[str, list[str]] = {}
+    for task in _TASKS:
+        one = table(found, f"{task}: time relative to plain training")
+        headers += [f"{task}, {budget.removesuffix('.00 GiB')} GB" for budget in one["headers"][1:]]
+        for name, *cells in one["rows"]:
+            if name in CHOICES:
+                rows.setdefault(name, [f"`{name}`"]).extend(cells)
+    yield from _lines(headers, list(rows.values()))
+
+
 def evicting() -> Iterator[str]:
     """Yield the lines of the table of DTR's and DELTA's times."""
     found = table(load("delta"), "QA-Bert: time relative to plain training")
@@ -299,6 +313,10 @@ def block() -> str:
         "fits, the least budget stands:",
         "",
         *times(),
+        "",
+        f"`auto` beside them, each length by itself ({load('auto')['device_label']}):",
+        "",
+        *beside(),
         "",
         "`baseline` is 1, where it fits. Planners that go by tensors were run on one length, "
         "QA-Bert in batches of 12 x 384 tokens, at shares of what plain training takes "

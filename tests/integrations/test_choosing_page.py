@@ -45,6 +45,16 @@ def test_what_the_short_list_says_holds_in_the_files(script):
         assert rows["checkmate"] == rows["rotor"]
 
 
+def test_auto_costs_less_than_the_others_in_the_files(script):
+    _, _, *rows = script.beside()
+    times = {name: cells for name, *cells in (line.strip("| ").split(" | ") for line in rows)}
+    mine = [float(cell) for cell in times.pop("`auto`")]
+    assert len(mine) == 10
+    assert "`mimose`" in times
+    for name, cells in times.items():
+        assert all(a <= float(cell) for a, cell in zip(mine, cells, strict=True)), name
+
+
 def test_planners_without_a_profile_are_those_that_a_callback_takes(script):
     for name, choice in script.CHOICES.items():
         if choice.first.startswith("no"):

@@ -19,7 +19,7 @@ from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.forecast import Forecast
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.ran_out import RanOut
-from mimose.planners.mimose.reserve import Need, Reserve
+from mimose.planners.mimose.reserve import START_SHARE, Need, Reserve
 from mimose.planners.mimose.scheduler import (
     Scheduled,
     check_feasible,
@@ -112,6 +112,7 @@ class Mimose(Bound):
     name: ClassVar[str] = "mimose"
     rescued: ClassVar[bool] = True
     _knowledge: ClassVar[type[Knowledge]] = Knowledge
+    _start_share: ClassVar[float] = START_SHARE
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from mimose.solvers.packing import SMALL_SEGMENT, Segments
 
 WINDOW = 50
 """How many telling steps are remembered."""
-_START_SHARE = 0.05
+START_SHARE = 0.05
 _ABOUT = 0.97
 _ALIKE = 4 / 3
 _ENOUGH_TOLD = 2
@@ -56,13 +56,20 @@ class Reserve:
         budget_bytes: Bound on reserved bytes; see :meth:`align`.
         fixed: The margin in bytes, if it is not to be learned.
         segment_bytes: Least start of the margin: what the allocator reserves at a time, of which
-            the last piece is rarely full. Under a budget of gigabytes 5 % is more.
+            the last piece is rarely full. Under a budget of gigabytes a share of it is more.
+        start_share: That share.
     """
 
-    def __init__(self, budget_bytes: int, fixed: int | None = None, segment_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        fixed: int | None = None,
+        segment_bytes: int = 0,
+        start_share: float = START_SHARE,
+    ) -> None:
         self._given = self.budget_bytes = budget_bytes
         self._fixed = fixed
-        start = max(int(_START_SHARE * budget_bytes), segment_bytes)
+        start = max(int(start_share * budget_bytes), segment_bytes)
         self._fragmentation = deque([start], WINDOW)
         # Growth of reserved bytes in steps that should have found all they need in the cache.
         self._growth = deque([start], WINDOW)
@@ -97,7 +104,7 @@ class Reserve:
         """Bytes to leave between what a step is planned to need and the budget.
 
         The largest of (peak reserved - what was planned) over the last 50 telling steps, sheltered
-        ones included; it starts at 5 % of the budget or one segment.
+        ones included; it starts at a share of the budget or one segment.
         """
         return self._margin
 
@@ -149,7 +156,7 @@ class Reserve:
             need = replace(need, bytes=allocated + need.waste)
         before = record.situation.reserved_bytes
         grew = max(0, reserved - before)
-        if record.outcome == "retried":
+        if record.outcome == "retried" or record.num_alloc_retries:
             # It did not fit: more than what was left is needed, by an unknown amount.
             self._learn(self.budget_bytes - need.bytes + self.budget_bytes // 100)
         elif grew and need.bytes >= _ABOUT * self._largest:

@@ -141,6 +141,7 @@ def test_a_checkpoint_within_a_block():
     assert not any(dropping(planner))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_compiled_blocks_are_left_alone():
     def make():

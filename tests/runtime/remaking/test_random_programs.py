@@ -155,4 +155,6 @@ def test_a_program(seed):
 @pytest.mark.slow
 def test_many_programs():
     found = [check(seed) for seed in range(QUICK, 600)]
-    assert found.count("traced dropped dropped") > len(found) / 2
+    # Others are refused by PyTorch itself, with and without dropping.
+    ran = [calls for calls in found if calls.startswith("traced")]
+    assert ran.count("traced dropped dropped") > len(ran) / 2
