@@ -170,6 +170,8 @@ class Run:
         """
         if self._open is not None:
             raise self._open.changed(self._open.next)
+        if self._remaker is not None:
+            self._remaker.offloads.watch(output)
         return made_real(output) if self._handed else output
 
     def close(self) -> None:

@@ -22,7 +22,15 @@ _SLACK, _LEAST = 0.005, 0.001
 """Shares of what may be kept: so much room left over is worth another try, and it gets so much less
 where there was none."""
 
+_SMALLEST_COPY = 1 << 20
+"""Bytes; what is smaller takes as long to submit as to copy."""
+_OVERLAP = 0.8
+"""Share of a block's forward that copies of what the block before sends away may take: what else
+there is to wait for is not known."""
+
 Dropped = tuple[int, ...]
+Entry = tuple[float, float, tuple[Dropped, Dropped] | None]
+"""Bytes kept, seconds, and which values are dropped and which offloaded; None recomputes all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +44,31 @@ class InsideForecast(Forecast):
     inside: Mapping[int, Inside] = field(default_factory=dict)
 
     def let_go(self, plan: Plan) -> Mapping[int, Sequence[int]]:
-        """Return, for each block that lets values go, the bytes of each."""
-        return {
-            r.block: self.inside[r.block].bytes[[*r.dropped, *r.offloaded]].astype(int).tolist()
-            for r in plan.remade
-            if r.block in self.inside
-        }
+        """Return, for each block that lets values go, the bytes of each.
+
+        What the last block sends to the host comes back as soon as the forward pass is over.
+        """
+        known = [r for r in plan.remade if r.block in self.inside]
+        last = max((r.block for r in known if r.offloaded), default=-1)
+        gone = {r.block: (*r.dropped, *(() if r.block == last else r.offloaded)) for r in known}
+        return {b: self.inside[b].bytes[[*v]].astype(int).tolist() for b, v in gone.items() if v}
 
     def rises(self, plan: Plan) -> Mapping[int, int]:
-        """Return by how much more the backward of such a block takes than of a recomputed one."""
-        return {
-            r.block: self.rise(r.block, r.dropped) for r in plan.remade if r.block in self.inside
-        }
+        """Return by how much more the backward of such a block takes than of a recomputed one.
+
+        Beside it comes back what the block before has sent to the host.
+        """
+        rises = {}
+        returning = 0
+        for r in plan.remade:
+            inside = self.inside.get(r.block)
+            if inside is None:
+                continue
+            rises[r.block] = self.rise(r.block, r.dropped) if r.dropped else 0
+            if r.offloaded:
+                rises[r.block] += returning
+                returning = int(inside.bytes[[*r.offloaded]].sum())
+        return rises
 
     def rise(self, block: int, dropped: Dropped) -> int:
         """Return that for one block and the values that it drops."""
@@ -61,6 +82,7 @@ class Offers:
     Args:
         forecast: What the step is predicted to take.
         candidates: Blocks that may be recomputed.
+        bandwidth: Bytes a second that can be sent to the host and back; None if nothing is to be.
 
     Attributes:
         menus: The menus. Blocks that are alike share one.
@@ -68,10 +90,15 @@ class Offers:
         prices: What recomputing each candidate takes.
     """
 
-    def __init__(self, forecast: InsideForecast, candidates: Sequence[int]) -> None:
-        self._forecast = forecast
+    def __init__(
+        self,
+        forecast: InsideForecast,
+        candidates: Sequence[int],
+        bandwidth: float | None = None,
+    ) -> None:
+        self._bandwidth = bandwidth
         self.menus: list[Menu] = []
-        self._dropped: list[list[Dropped | None]] = []
+        self._going: list[list[tuple[Dropped, Dropped] | None]] = []
         self._graphs: list[str] = []
         count = forecast.profile.num_blocks
         self.of = [0] * count
@@ -81,26 +108,39 @@ class Offers:
         for block, activation in enumerate(forecast.profile.activation):
             inside = forecast.inside.get(block) if block in self.prices else None
             price = self.prices.get(block)
-            key = (inside and id(inside.fit), activation, freed[block], price)
+            # The last block's backward comes first: what it sent away would be back at once.
+            last = block == count - 1
+            key = (inside and id(inside.fit), activation, freed[block], price, last)
             place = places.get(key)
             if place is None:
                 place = places[key] = len(self.menus)
-                self._add(activation, freed[block], price, inside)
+                self._add(activation, freed[block], price, inside, last=last)
             self.of[block] = place
 
-    def _add(self, activation: int, freed: int, price: float | None, inside: Inside | None) -> None:
+    def _add(
+        self,
+        activation: int,
+        freed: int,
+        price: float | None,
+        inside: Inside | None,
+        *,
+        last: bool,
+    ) -> None:
         """Add the menu of a block."""
-        entries: list[tuple[float, float, Dropped | None]] = [(activation, 0.0, ())]
+        entries: list[Entry] = [(activation, 0.0, ((), ()))]
         if price is not None:
             if inside is not None:
                 front = inside.fit.candidates.front(inside.bytes, inside.seconds)
                 sets = inside.fit.candidates.sets
                 kept = (activation + freed - front.freed).tolist()
                 entries += [
-                    (max(k, 0.0), s, sets[p])
+                    (max(k, 0.0), s, (sets[p], ()))
                     for p, k, s in zip(front.places.tolist(), kept, front.seconds.tolist())
                     if s < price and k < activation
                 ]
+                if self._bandwidth is not None and not last:
+                    room = _OVERLAP * price * self._bandwidth
+                    entries = [_offloading(e, inside, freed, room) for e in entries]
             if activation > 0:
                 entries.append((0.0, price, None))
         # Most memory first and no faster than the next; then the other way round.
@@ -110,7 +150,7 @@ class Offers:
                 chosen.append(entry)
         chosen.reverse()
         self.menus.append(Menu(np.array([e[0] for e in chosen]), np.array([e[1] for e in chosen])))
-        self._dropped.append([e[2] for e in chosen])
+        self._going.append([e[2] for e in chosen])
         self._graphs.append("" if inside is None else inside.fit.graph.digest)
 
     @property
@@ -122,11 +162,11 @@ class Offers:
         """Return the plan of the chosen entries."""
         regions, remade = [], []
         for block, (place, entry) in enumerate(zip(self.of, chosen)):
-            dropped = self._dropped[place][entry]
-            if dropped is None:
+            going = self._going[place][entry]
+            if going is None:
                 regions.append(Region(block, block))
-            elif dropped:
-                remade.append(Remade(block, dropped, graph=self._graphs[place]))
+            elif any(going):
+                remade.append(Remade(block, *going, self._graphs[place]))
         return Plan(len(self.of), tuple(regions), (), tuple(remade))
 
 
@@ -157,7 +197,7 @@ def choose(
         or min((forecast.profile.forward_seconds[b] for b in candidates), default=0.0) <= 0
     ):
         return plain
-    offers = Offers(forecast, candidates)
+    offers = Offers(forecast, candidates, info.copy_bandwidth)
     weighed = plain.candidates + offers.num_entries
     best = plain._replace(candidates=weighed)
     fits = plain.peak.bytes + plain.packed.waste_bytes <= allowed_bytes
@@ -178,6 +218,30 @@ def choose(
         if plan.keeps_all or not search.goes_on(left):
             break
     return best._replace(candidates=weighed)
+
+
+def _offloading(entry: Entry, inside: Inside, freed: int, room: float) -> Entry:
+    """Return an entry that sends to the host what of the rest takes no longer than ``room`` bytes.
+
+    Args:
+        entry: An entry that drops values only.
+        inside: What is inside the block.
+        freed: Bytes of its input that are held only if it lets anything go.
+        room: The bytes that can be copied while the next block runs.
+    """
+    kept, seconds, going = entry
+    assert going is not None, "what is recomputed has nothing to send"
+    graph = inside.fit.graph
+    rest = sorted(graph.saved - graph.fixed - set(going[0]), key=lambda v: -inside.bytes[v])
+    chosen, left = list[int](), room
+    for value in rest:
+        if _SMALLEST_COPY <= inside.bytes[value] <= left:
+            chosen.append(value)
+            left -= inside.bytes[value]
+    if not chosen:
+        return entry
+    more = float(inside.bytes[chosen].sum()) - (0 if going[0] else freed)
+    return max(kept - more, 0.0), seconds, (going[0], tuple(sorted(chosen)))
 
 
 class _Search:

@@ -18,6 +18,7 @@ from mimose.planners.mimose.planner import Mimose
 from mimose.planners.mimose.reserve import Reserve
 from mimose.planners.mimose.scheduler import Scheduled, schedule
 from mimose.planners.mimose.storages import Packed
+from mimose.planners.options import switch
 from mimose.records import Decision, ModelInfo, Situation, Size
 
 _ENOUGH_SHAPES = 3
@@ -41,6 +42,11 @@ class Auto(Mimose):
             the latest.
         margin: As for :class:`Mimose`.
         cache_step: As for :class:`Mimose`.
+        offload: Whether values may go to the host's memory, as far as copies are done by the time
+            that the next block has run: ``on`` or ``off``.
+
+    Attributes:
+        offload: The same.
 
     Raises:
         ValueError: If an option is not one of these.
@@ -58,7 +64,9 @@ class Auto(Mimose):
         sheltered: int | str | None = None,
         margin: int | str | None = None,
         cache_step: int | str = 5,
+        offload: bool | str = False,
     ) -> None:
+        self.offload = switch("offload", offload)
         most = _MOST_SHELTERED if sheltered is None else sheltered
         super().__init__(sheltered=most, margin=margin, cache_step=cache_step)
         self._ends_early = sheltered is None

@@ -14,6 +14,7 @@ import torch
 
 from mimose.devices.base import Device
 from mimose.runtime.channels import channel_of
+from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.eviction.copies import Channel
 from mimose.runtime.remaking.trace import Shape, shape_of
 
@@ -128,6 +129,17 @@ class Offloads:
         """Note that a forward pass begins: what comes back earlier belongs to no call before."""
         self._last = None
         self.poll()
+
+    def watch(self, output: Any) -> None:
+        """Bring what was sent away last back as soon as a gradient comes to the model's output.
+
+        Its block's own backward would wait for it otherwise.
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _: last.fetch())
 
     def send(self, tensors: dict[int, torch.Tensor]) -> Batch:
         """Send values away, having waited for those of all batches but the last.
