@@ -188,6 +188,14 @@ Prefetch = Annotated[
         help="For planner delta: bring swapped tensors back ahead of their use: on or off (on).",
     ),
 ]
+Offload = Annotated[
+    str | None,
+    typer.Option(
+        "--offload",
+        help="For planner auto: keep some values in the host's memory, as far as copies are hidden: "
+        "on or off (off).",
+    ),
+]
 TimeLimit = Annotated[
     float | None,
     typer.Option(
@@ -506,6 +514,7 @@ def plan(
     actions: Actions = None,
     filter: Filter = None,
     prefetch: Prefetch = None,
+    offload: Offload = None,
     time_limit: TimeLimit = None,
     gap: Gap = None,
     plan_size: PlanSize = None,
@@ -624,6 +633,7 @@ def run(
     actions: Actions = None,
     filter: Filter = None,
     prefetch: Prefetch = None,
+    offload: Offload = None,
     time_limit: TimeLimit = None,
     gap: Gap = None,
     plan_size: PlanSize = None,

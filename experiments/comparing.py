@@ -243,6 +243,7 @@ COMPARED = {
     "planner",
     "planner_options",
     "prefetch",
+    "offload",
     "reserve",
     "sampling",
     "segments",

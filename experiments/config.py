@@ -79,6 +79,7 @@ class RunConfig:
     filter: str | None = None
     """How it chooses tensors: ``base``, ``lru`` or ``greedy``."""
     prefetch: str | None = None
+    offload: str | None = None
     """Whether it brings swapped tensors back ahead of their use: ``on`` or ``off``."""
     time_limit: float | None = None
     """Seconds that a planner may solve for."""
@@ -207,6 +208,7 @@ _PLANNER_OPTIONS = (
     "actions",
     "filter",
     "prefetch",
+    "offload",
     "time_limit",
     "gap",
 )

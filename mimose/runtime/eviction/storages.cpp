@@ -4,22 +4,34 @@
 // They keep doing so while it has no memory, and find the new memory where the old one was.
 
 #include <c10/core/StorageImpl.h>
+#include <torch/csrc/api/include/torch/version.h>
 
 #include <utility>
 
 namespace {
 
-// Where PyTorch can forbid access to the data and allow it again (older versions cannot), whoever
-// asks for the address of data that is gone gets an error instead of an address of nothing.
-template <typename Storage>
-void forbid(Storage* storage) {
-  if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); }) {
-    if (storage->device_type() != c10::DeviceType::Meta) {
-      storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
-          "the data of this tensor was evicted to keep a training step within its memory budget, "
-          "and nothing that PyTorch's dispatcher sees has asked for it: read it after the "
-          "optimizer's step, or through an operator, such as clone()");
-    }
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+// Versions up to 2.12 can forbid access to the data and have nothing public to allow it again. The
+// language lets an explicit instantiation name a private member.
+bool& forbidden(c10::StorageImpl& storage);
+
+template <bool c10::StorageImpl::*Member>
+struct Reach {
+  friend bool& forbidden(c10::StorageImpl& storage) { return storage.*Member; }
+};
+
+template struct Reach<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+#else
+bool& forbidden(c10::StorageImpl& storage);
+#endif
+
+// Whoever asks for the address of data that is gone gets an error instead of an address of nothing.
+void forbid(c10::StorageImpl* storage) {
+  if (storage->device_type() != c10::DeviceType::Meta) {
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "the data of this tensor was evicted to keep a training step within its memory budget, "
+        "and nothing that PyTorch's dispatcher sees has asked for it: read it after the "
+        "optimizer's step, or through an operator, such as clone()");
   }
 }
 
@@ -27,6 +39,8 @@ template <typename Storage>
 void allow(Storage* storage) {
   if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); }) {
     storage->clear_data_ptr_access_error_msg_();
+  } else {
+    forbidden(*storage) = false;  // What follows from it, set_data_ptr_noswap works out anew.
   }
 }
 

@@ -8,6 +8,7 @@ Host memory lies outside of the budget.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,16 +73,18 @@ class Batch:
 
     Args:
         before: What the call before it that sent anything away did.
+        finish: Lets go of the memory of all that has been sent away.
 
     Attributes:
         values: The values.
     """
 
-    __slots__ = ("_before", "_begun", "values")
+    __slots__ = ("_before", "_begun", "_finish", "values")
 
-    def __init__(self, before: Batch | None) -> None:
+    def __init__(self, before: Batch | None, finish: Callable[[], None]) -> None:
         self.values: dict[int, Away] = {}
         self._before = before
+        self._finish = finish
         self._begun = False
 
     def begin_backward(self) -> None:
@@ -90,12 +93,15 @@ class Batch:
             return
         self._begun = True
         self.fetch()
+        # What was saved holds each for itself, no longer than it is needed.
+        self.values = {}
         if self._before is not None:
             self._before.fetch()
             self._before = None
 
     def fetch(self) -> None:
         """Start bringing all of it back."""
+        self._finish()
         for away in self.values.values():
             away.fetch()
 
@@ -149,7 +155,7 @@ class Offloads:
         """
         while len(self._leaving) > 1:
             self._let_go(self._leaving.popleft())
-        batch = self._last = Batch(self._last)
+        batch = self._last = Batch(self._last, self.finish)
         leaving = []
         for value, tensor in tensors.items():
             away = batch.values[value] = Away(self.channel, tensor)
