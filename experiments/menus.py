@@ -7,14 +7,18 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from mimose.plan import Plan
+from mimose.plan import Plan, Remade
 from mimose.planners.auto.choosing import InsideForecast
 from mimose.planners.auto.fits import Inside
 from mimose.units import format_bytes, format_seconds
 from mimose_bench.experiments.tables import percent, table
 from mimose_bench.experiments.value_names import in_words
 
-KEEPS, RECOMPUTES, UNKNOWN = "nothing: keep all", "all: recompute the block", "values by number"
+KEEPS, RECOMPUTES, UNKNOWN = (
+    "nothing: keep all",
+    "all: recompute the block",
+    "values of a block that was not traced",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +49,16 @@ class BlockMenu:
         blocks: Their numbers.
         saved_bytes: What one of them keeps for backward.
         forward_seconds: What recomputing one of them takes.
+        names: What each value is called, by its number.
         entries: From keeping all to recomputing the block, each dearer than the one before it.
+            What goes to the host's memory is in no entry.
     """
 
     size: tuple[int, ...]
     blocks: tuple[int, ...]
     saved_bytes: int
     forward_seconds: float
+    names: tuple[str, ...]
     entries: tuple[Entry, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +87,7 @@ def _menu(size: tuple[int, ...], blocks: tuple[int, ...], forecast: InsideForeca
             words = tuple(names[v] for v in _largest_first(values, inside))
             entries.append(Entry(words, values, round(freed), float(seconds), seconds / price))
     entries.append(Entry((RECOMPUTES,), (), saved, price, 1.0))
-    return BlockMenu(size, blocks, saved, price, tuple(entries))
+    return BlockMenu(size, blocks, saved, price, names, tuple(entries))
 
 
 def _largest_first(values: Sequence[int], inside: Inside) -> list[int]:
@@ -97,19 +104,17 @@ def told(plan: Plan, menus: Sequence[BlockMenu]) -> list[tuple[str, str]]:
     Returns:
         Pairs of blocks, e.g. ``blocks 0-3``, and what they let go.
     """
-    known = {b: {e.values: e for e in menu.entries} for menu in menus for b in menu.blocks}
-    dropped = {r.block: r.dropped for r in plan.remade}
+    known = {block: menu for menu in menus for block in menu.blocks}
+    remade = {r.block: r for r in plan.remade}
 
     def what(block: int) -> str:
         if block in plan.recomputed:
             return RECOMPUTES
-        if block not in dropped:
+        if block not in remade:
             return KEEPS
-        entry = known.get(block, {}).get(dropped[block])
-        if entry is None:
+        if block not in known:
             return UNKNOWN
-        cost = f"{format_bytes(entry.freed_bytes)} each for {percent(entry.share)} of its forward"
-        return f"{', '.join(entry.drops)} ({cost})"
+        return _in_words(remade[block], known[block])
 
     found = []
     for text, run in groupby(range(plan.num_blocks), what):
@@ -117,6 +122,20 @@ def told(plan: Plan, menus: Sequence[BlockMenu]) -> list[tuple[str, str]]:
         span = f"{blocks[0]}-{blocks[-1]}" if len(blocks) > 1 else f"{blocks[0]}"
         found.append((f"block{'s' * (len(blocks) > 1)} {span}", text))
     return found
+
+
+def _in_words(remade: Remade, menu: BlockMenu) -> str:
+    """Return what a block lets go, with what that costs where its menu has it."""
+    parts = []
+    entry = next((e for e in menu.entries if remade.dropped and e.values == remade.dropped), None)
+    if entry is not None:
+        cost = f"{format_bytes(entry.freed_bytes)} each for {percent(entry.share)} of its forward"
+        parts.append(f"{', '.join(entry.drops)} ({cost})")
+    elif remade.dropped:
+        parts.append(", ".join(menu.names[v] for v in remade.dropped))
+    if remade.offloaded:
+        parts.append("to the host " + ", ".join(menu.names[v] for v in remade.offloaded))
+    return "; ".join(parts)
 
 
 def describe_menus(

@@ -73,7 +73,7 @@ _GRADS_LOOKED_AT = 16
 def attach(
     model: torch.nn.Module,
     budget: int | float | str | None,
-    planner: str | Planner = "mimose",
+    planner: str | Planner = "auto",
     *,
     blocks: Sequence[str] | None = None,
     device: Device | None = None,

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests" / "zoo"))
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from zoo_cases import CASES  # noqa: E402
-from zoo_conformance import EXACT, RESPONSIVE, Case, Outcome, quietly  # noqa: E402
+from zoo_conformance import EXACT, PLANNER, RESPONSIVE, Case, Outcome, quietly  # noqa: E402
 
 COLUMNS = (
     "architecture",
@@ -37,9 +37,10 @@ COLUMNS = (
 TEXT = """# The zoo
 
 Architectures of `transformers` {transformers}, built small from their configurations and trained
-twice from the same seed with AdamW: as they are, and attached with a budget. Sizes differ from step
-to step (texts of 48 to 96 words, images of 32 to 64 pixels, batches of 4 to 8 images), dropout is
-on. Every figure is {label} (torch {torch}), where memory is counted to the byte.
+twice from the same seed with AdamW: as they are, and attached with a budget and the planner
+`{planner}`. Sizes differ from step to step (texts of 48 to 96 words, images of 32 to 64 pixels,
+batches of 4 to 8 images), dropout is on. Every figure is {label} (torch {torch}), where memory is
+counted to the byte.
 `python scripts/zoo.py` writes this page, `tests/zoo` holds the architectures, and `make test-all`
 tests them.
 
@@ -135,6 +136,7 @@ def main() -> None:
     equal = sum(o.equal and o.attached.trace == o.plain.trace for o in outcomes)
     kept = sum(not o.violations for o in outcomes)
     page = TEXT.format(
+        planner=PLANNER,
         transformers=transformers.__version__,
         torch=torch.__version__,
         label=label,

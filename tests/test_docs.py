@@ -92,7 +92,7 @@ def test_the_example_of_a_simulated_model_runs(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 20
     assert any(" keep 0-11 " in line for line in lines)
-    assert any("recompute 0 | keep 1-11" in line for line in lines)
+    assert any(" remake 0" in line for line in lines)
 
 
 def test_the_example_of_auto_runs(capsys):

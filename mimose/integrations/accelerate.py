@@ -24,7 +24,7 @@ def attach(
     accelerator: Accelerator,
     model: torch.nn.Module,
     budget: int | float | str | None,
-    planner: str | Planner = "mimose",
+    planner: str | Planner = "auto",
     *,
     checkpoint: bool = True,
     **options: Any,

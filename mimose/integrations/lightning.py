@@ -56,7 +56,7 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
     def __init__(
         self,
         budget: int | float | str | None,
-        planner: str | Planner = "mimose",
+        planner: str | Planner = "auto",
         *,
         module: str | None = None,
         **options: Any,
@@ -186,7 +186,7 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
 def attach(
     model: torch.nn.Module,
     budget: int | float | str | None,
-    planner: str | Planner = "mimose",
+    planner: str | Planner = "auto",
     **options: Any,
 ) -> Handle:
     """Make a model that ``fabric.setup()`` returned train within ``budget``.

@@ -78,7 +78,7 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """
 
     def __init__(
-        self, budget: int | float | str | None, planner: str = "mimose", **options: Any
+        self, budget: int | float | str | None, planner: str = "auto", **options: Any
     ) -> None:
         if not isinstance(planner, str):
             raise ValueError(

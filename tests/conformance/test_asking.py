@@ -209,22 +209,22 @@ def frozen(model):
 @pytest.mark.parametrize(
     ("change", "planner", "sentence"),
     [
-        (lambda m: m.to(torch.bfloat16), "mimose", "another dtype"),
-        (frozen, "mimose", "other trainable parameters"),
-        (lambda m: build(7), "mimose", "other blocks"),
-        (lambda m: m, "full", "by the planner 'mimose', not by 'full'"),
+        (lambda m: m.to(torch.bfloat16), "auto", "another dtype"),
+        (frozen, "auto", "other trainable parameters"),
+        (lambda m: build(7), "auto", "other blocks"),
+        (lambda m: m, "full", "by the planner 'auto', not by 'full'"),
     ],
 )
 def test_what_was_learned_of_something_else_is_refused(learned, change, planner, sentence):
     state = json.loads(learned[0])
     model = change(build())
-    options = {"sheltered": 5} if planner == "mimose" else {}
+    options = {"sheltered": 5} if planner == "auto" else {}
     with mimose.attach(model, BUDGET, planner, **options) as handle:
         with pytest.raises(ValueError, match=sentence):
             handle.load_state_dict(state)
         with pytest.warns(UserWarning, match="learned anew"):
             handle.load_state_dict(state, strict=False)
-        if planner == "mimose":
+        if planner == "auto":
             assert train(model, LENGTHS[:1], handle)[0].phase == "sheltered"
 
 
@@ -241,7 +241,7 @@ def test_samples_of_another_version_are_refused(learned):
 
 def test_figures_are_of_the_steps_since_they_were_last_asked_for():
     model = build()
-    with mimose.attach(model, BUDGET, sheltered=5) as handle:
+    with mimose.attach(model, BUDGET, "mimose", sheltered=5) as handle:
         assert handle.statistics() == {
             "num_steps": 0,
             "num_violations": 0,

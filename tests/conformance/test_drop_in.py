@@ -20,6 +20,8 @@ SHELTERED = 4
 WITH_WINDOWS = 10  # As by default: three of these begin a window of four.
 EXACT = 0.01
 """A prediction is off by less than this share of the measured peak."""
+SAFE = 0.1
+"""Where values are made again, some more may be predicted than is needed."""
 MIB = 1 << 20
 
 _WORDS = {"vocab_size": 400}
@@ -138,6 +140,17 @@ def train(model, window=1, autocast=None):
     return sums
 
 
+def settled(records):
+    """Leave out steps that drop a value for the first time: there it is made beside the original."""
+    seen, found = set(), []
+    for record in records:
+        values = {(r.graph, v) for r in record.plan.remade for v in r.dropped}
+        if values <= seen:
+            found.append(record)
+        seen |= values
+    return found
+
+
 CASES = [
     # build, micro-batches a step, autocast, budget in MiB
     pytest.param(bert, 4, None, 24, id="accumulation"),
@@ -156,21 +169,22 @@ CASES = [
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("planner", ["auto", "mimose"])
 @pytest.mark.parametrize(("build", "window", "autocast", "budget"), CASES)
-def test_training_is_the_same_and_its_peaks_are_predicted(build, window, autocast, budget):
+def test_training_is_the_same_and_its_peaks_are_predicted(build, window, autocast, budget, planner):
     torch.manual_seed(0)
     plain = build().train()
     model = copy.deepcopy(plain)
     expected = train(plain, window, autocast)
     records = []
     sheltered = WITH_WINDOWS if window > 2 else SHELTERED
-    with mimose.attach(model, budget * MIB, sheltered=sheltered) as handle:
+    with mimose.attach(model, budget * MIB, planner, sheltered=sheltered) as handle:
         observe = handle.planner.observe
         handle.planner.observe = lambda record: (records.append(record), observe(record))[1]
         assert train(model, window, autocast) == expected
     for name, tensor in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
     responsive = [r for r in records if r.phase == "responsive"]
-    assert any(r.plan.num_recomputed for r in responsive)
-    off = [r.predicted_peak_bytes / r.peak_allocated_bytes - 1 for r in responsive]
-    assert -EXACT < min(off) <= max(off) < EXACT
+    assert any(not r.plan.keeps_all for r in responsive)
+    off = [r.predicted_peak_bytes / r.peak_allocated_bytes - 1 for r in settled(responsive)]
+    assert -EXACT < min(off) <= max(off) < (SAFE if planner == "auto" else EXACT)

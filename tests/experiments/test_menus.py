@@ -82,12 +82,18 @@ def test_a_menu_goes_from_keeping_all_to_recomputing(forecast):
 def test_a_plan_is_told_block_by_block(forecast):
     (menu,) = menus.menus_of((4, 256), forecast)
     entry = menu.entries[2]
-    plan = Plan(4, (Region(0, 0),), (), (Remade(1, entry.values), Remade(2, (0,))))
+    gelu = menu.names.index("GELU")
+    remade = (Remade(1, entry.values), Remade(2, (0,), (gelu,)), Remade(3, (0,)))
+    plan = Plan(5, (Region(0, 0),), (), remade)
     (_, first), (_, second), *others = menus.told(plan, [menu])
     assert first == menus.RECOMPUTES
     assert second.startswith(", ".join(entry.drops) + " (")
     assert second.endswith(" % of its forward)")
-    assert others == [("block 2", menus.UNKNOWN), ("block 3", menus.KEEPS)]
+    assert others == [
+        ("block 2", "linear 1; to the host GELU"),
+        ("block 3", menus.UNKNOWN),
+        ("block 4", menus.KEEPS),
+    ]
 
 
 def test_the_verb_plan_shows_menus_and_what_is_chosen(monkeypatch):

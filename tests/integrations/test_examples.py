@@ -55,7 +55,8 @@ def test_an_example_trains_as_without_and_goes_on_where_it_stopped(example, name
     rest = train(parts, resume=True)
     # All but Accelerate's and Lightning's keep the first part's losses in their checkpoint.
     assert (rest if len(rest) == 16 else first + rest) == plain
-    assert sheltered(capfd) <= (5 if name in CASTING else 0)
+    # A length that is too far from those seen before is measured, too.
+    assert sheltered(capfd) <= (5 if name in CASTING else 1)
 
 
 def test_every_example_is_tested():

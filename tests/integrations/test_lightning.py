@@ -249,7 +249,7 @@ def test_a_checkpoint_holds_what_was_learned(tmp_path):
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     (state,) = (s for name, s in saved["callbacks"].items() if "Mimose" in name)
-    assert state["learned"]["planner"] == "mimose"
+    assert state["learned"]["planner"] == "auto"
     again = Watching("1GB", sheltered=1, size=first_extents)
     again.load_state_dict(state)
     fit(Module(), again, tmp_path, max_steps=1)

@@ -20,6 +20,7 @@ from mimose.handle import SizeFunction
 from mimose.records import StepRecord
 from mimose.report import is_violation
 
+PLANNER = "mimose"
 RESPONSIVE = 6
 EXACT = 0.01
 """A prediction is off by less than this share of the measured peak."""
@@ -188,6 +189,7 @@ def _train(case: Case, device: Device, budget: int | None) -> Trained:
         with mimose.attach(
             model,
             budget,
+            PLANNER,
             device=device,
             enforce=True,
             size=case.size,

@@ -190,6 +190,7 @@ def menu_result(bert_block):
         blocks=tuple(range(12)),
         saved_bytes=200 << 20,
         forward_seconds=0.02,
+        names=(),
         entries=(Entry(("GELU",), (15,), 24 << 20, 1e-4, 0.005),),
     )
     return auto_menu.judge(traced, menu, LABEL)
