@@ -24,8 +24,8 @@ from mimose.schedule import AnyPlan
 
 SYNCS = (None, "max")
 
-_FAILED, _COLLECT, _WHOLE, _DIGEST, _MINUS_DIGEST = range(5)
-_HEADER = 5
+_FAILED, _COLLECT, _TRACE, _WHOLE, _REMADE, _DIGEST, _MINUS_DIGEST = range(7)
+_HEADER = 7
 _LEAST_BLOCKS = 256
 _CALLS = 4
 """A module is taken to be called this often at most; later calls share the last one's vote."""
@@ -103,6 +103,7 @@ class Agreement:
                 plan=plan_of_all,
                 phase="sheltered",
                 collect=True,
+                trace=bool(joint[_TRACE]),
                 predicted_peak_bytes=None,
             )
         if plan_of_all == decision.plan:
@@ -128,10 +129,14 @@ class Agreement:
         votes[_COLLECT] = int(decision.collect)
         digest = zlib.crc32(repr(decision.plan).encode())
         votes[_DIGEST], votes[_MINUS_DIGEST] = digest, -digest
-        if not _is_set_of_blocks(decision.plan):
+        votes[_TRACE] = int(decision.trace)
+        plan = decision.plan
+        if not _is_set_of_blocks(plan):
             votes[_WHOLE] = 1
             return votes
-        for block in decision.plan.recomputed:
+        assert isinstance(plan, Plan), "nothing else is a set of blocks"
+        votes[_REMADE] = int(bool(plan.remade))
+        for block in plan.recomputed.union(r.block for r in plan.remade):
             votes[_HEADER + min(block, self._blocks - 1)] = 1
         return votes
 
@@ -150,9 +155,12 @@ class Agreement:
                 )
             return own
         assert isinstance(own, Plan), "none of the others is a set of blocks"
+        if joint[_REMADE] and joint[_DIGEST] == -joint[_MINUS_DIGEST] and not joint[_COLLECT]:
+            return own
+        # Blocks that let values go in one plan are recomputed whole, which needs less.
         last = self._blocks - 1
         chosen = [b for b in range(own.num_blocks) if joint[_HEADER + min(b, last)]]
-        if len(chosen) == own.num_recomputed:
+        if len(chosen) == own.num_recomputed and not own.remade:
             return own
         return Plan.recompute_each(own.num_blocks, chosen)
 
@@ -167,4 +175,4 @@ class Agreement:
 
 
 def _is_set_of_blocks(plan: AnyPlan) -> Any:
-    return isinstance(plan, Plan) and not (plan.spans_blocks or plan.cores or plan.remade)
+    return isinstance(plan, Plan) and not (plan.spans_blocks or plan.cores)

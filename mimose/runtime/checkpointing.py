@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import _StopRecomputationError, checkpoint
 
 from mimose.devices.base import Device
 
@@ -47,12 +47,19 @@ def checkpointed(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     for i in places:
         leaves[i] = None
     own = [(args, kwargs)]
+    failed: list[Exception] = []
     del args, kwargs
 
     def body(*given: torch.Tensor) -> Any:
         if own:
             first_args, first_kwargs = own.pop()
-            return function(False, first_args, first_kwargs)
+            try:
+                return function(False, first_args, first_kwargs)
+            except _StopRecomputationError:  # That of a checkpoint around this one.
+                raise
+            except Exception as error:
+                failed.append(error)
+                return None
         filled = list(leaves)
         for i, tensor in zip(places, given):
             filled[i] = tensor
@@ -61,7 +68,12 @@ def checkpointed(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
 
     # The random state is always preserved: models call dropout as a function, too, so that no
     # search for modules can tell that there is none.
-    return checkpoint(body, *tensors, use_reentrant=False, preserve_rng_state=True)
+    result = checkpoint(body, *tensors, use_reentrant=False, preserve_rng_state=True)
+    if failed:
+        # Not before: PyTorch up to 2.12 leaves its hooks in force for as long as somebody holds the
+        # error that ended a checkpoint.
+        raise failed.pop()
+    return result
 
 
 def keeps_state(leaf: Any) -> bool:
