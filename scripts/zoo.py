@@ -62,12 +62,10 @@ tests them.
 {notes}
 """
 NOTES = """A prediction that is off by more than {exact:.0%} is too high here, which costs some
-recomputation but not the budget. The notes name three causes, which all shrink as models grow:
+recomputation but not the budget. The notes name two causes, which both shrink as models grow:
 
 - **attention weights** that layers return are held by the model's loop until the next layer has
   returned. If the layer is kept, they are counted twice until then.
-- **shared inputs** (masks, position biases) that kept layers save nothing of are gone after the
-  forward pass if every layer is kept. They are counted as if one were recomputed and held them.
 - **random state**: a recomputed block saves the generator's, 5 KB, which is memory of the device on
   the cpu only. It is counted for kept blocks, too, and shows in models of a few MB.
 

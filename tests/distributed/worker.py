@@ -181,7 +181,8 @@ def sync_infeasible() -> dict[str, Any]:
     """The batch of one process fits nowhere, and all agree that it does not."""
     model = DistributedDataParallel(build())
     rank = dist.get_rank()
-    with mimose.attach(model, BUDGET, sheltered=SHELTERED, sync="max") as handle:
+    # Near its limit: `auto` leaves more room for doubt before it refuses what it has not seen.
+    with mimose.attach(model, BUDGET, "mimose", sheltered=SHELTERED, sync="max") as handle:
         train(model, model.module, handle, 6, compare_every=100)
         try:
             model(**batch(0, rank, TOO_LONG if rank else 60))
@@ -195,7 +196,7 @@ def infeasible() -> dict[str, Any]:
     model = DistributedDataParallel(build())
     rank = dist.get_rank()
     # No `with`, and not detached: the error goes through whatever a program has around it.
-    handle = mimose.attach(model, BUDGET, sheltered=SHELTERED)
+    handle = mimose.attach(model, BUDGET, "mimose", sheltered=SHELTERED)
     train(model, model.module, handle, 6, compare_every=100)
     tell({"began": time.time()})
     last = rank == dist.get_world_size() - 1

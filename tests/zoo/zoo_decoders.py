@@ -100,8 +100,6 @@ DECODERS = [
         "Gemma 2",
         _decoder("Gemma2ForCausalLM", "Gemma2Config", head_dim=16, sliding_window=48),
         tokens,
-        exact=False,
-        note="shared inputs",
     ),
     Case(
         "Gemma 3",

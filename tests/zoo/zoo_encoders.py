@@ -66,8 +66,6 @@ ENCODERS = [
             position_buckets=32,
         ),
         tokens,
-        exact=False,
-        note="shared inputs",
     ),
     Case(
         "DeBERTa",
@@ -83,8 +81,6 @@ ENCODERS = [
         "MPNet",
         _text("MPNetForMaskedLM", "MPNetConfig"),
         tokens,
-        exact=False,
-        note="shared inputs",
     ),
     Case(
         "ModernBERT",
@@ -136,8 +132,6 @@ ENCODERS = [
         "SqueezeBERT",
         _text("SqueezeBertForMaskedLM", "SqueezeBertConfig", embedding_size=64),
         tokens,
-        exact=False,
-        note="shared inputs",
     ),
     Case(
         "FNet",

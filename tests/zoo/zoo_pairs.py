@@ -37,8 +37,6 @@ PAIRS = [
         pairs,
         sheltered=7,
         quick=True,
-        exact=False,
-        note="shared inputs",
     ),
     Case(
         "mT5",
