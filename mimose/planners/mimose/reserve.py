@@ -76,6 +76,8 @@ class Reserve:
         self._margin = start if fixed is None else fixed
         self._blind: tuple[int, int] | None = None
         self._told = 0
+        # Sizes whose steps did not find room in what was cached, for all that it was enough.
+        self._fragile: set[Size] = set()
         self._forget_cache()
 
     def _forget_cache(self) -> None:
@@ -120,7 +122,11 @@ class Reserve:
         room = self.budget_bytes - reserved
         # No step grows by more than this, even if nothing that is cached is of use to it.
         most = need.bytes - resident + self._margin
-        if most <= room or reserved <= resident or (size, need.segments) in self._run:
+        if most <= room or reserved <= resident:
+            return False
+        if size in self._fragile:
+            return True
+        if (size, need.segments) in self._run:
             return False
         if need.segments is None:
             return self._is_novel(size, need.bytes) or max(self._growth) > room
@@ -174,6 +180,7 @@ class Reserve:
             self._growth.append(grew)
         if record.outcome == "retried" or record.num_alloc_retries:
             self._forget_cache()
+            self._fragile.add(record.size)
         self._largest = max(self._largest, need.bytes)
         self._seen.add(record.size)
         self._run.add((record.size, need.segments))
