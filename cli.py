@@ -192,8 +192,8 @@ Offload = Annotated[
     str | None,
     typer.Option(
         "--offload",
-        help="For planner auto: keep some values in the host's memory, as far as copies are hidden: "
-        "on or off (off).",
+        help="For planner auto: have some values in the host's memory, as far as copies are "
+        "hidden: on or off (off).",
     ),
 ]
 TimeLimit = Annotated[

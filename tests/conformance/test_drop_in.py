@@ -141,7 +141,7 @@ def train(model, window=1, autocast=None):
 
 
 def settled(records):
-    """Leave out steps that drop a value for the first time: there it is made beside the original."""
+    """Leave out steps that drop a value for the first time: it is made beside the original."""
     seen, found = set(), []
     for record in records:
         values = {(r.graph, v) for r in record.plan.remade for v in r.dropped}

@@ -171,7 +171,7 @@ class TorchBackend:
                     f"{recipe.func} made {made.nbytes()} bytes when it was run again, and "
                     f"{holder.num_bytes} before: it depends on something beside its arguments"
                 )
-            live = None if holder.ref is None else holder.ref()
+            live = holder.live()
             if live is None:
                 holder.owned = made
             else:
@@ -187,7 +187,7 @@ class TorchBackend:
             self._free(storage, storage.data)
 
     def _free(self, storage: Storage, holder: Holder) -> None:
-        live = None if holder.ref is None else holder.ref()
+        live = holder.live()
         if live is not None:
             self._mover.drop(live)
         elif holder.owned is None:
@@ -223,7 +223,7 @@ class TorchBackend:
         holder: Holder = storage.data
 
         def receive(made: torch.UntypedStorage) -> torch.UntypedStorage:
-            live = None if holder.ref is None else holder.ref()
+            live = holder.live()
             if live is None:
                 holder.owned = made
                 return made

@@ -60,11 +60,17 @@ class Holder:
 
     def storage(self) -> torch.UntypedStorage | None:
         """Return the storage that the data is or would be in; None if there is none."""
-        if self.ref is not None:
-            found: torch.UntypedStorage | None = self.ref()
-            if found is not None:
-                return found
-        return self.owned
+        found = self.live()
+        return self.owned if found is None else found
+
+    def live(self) -> torch.UntypedStorage | None:
+        """Return the model's own storage, if it is alive."""
+        found: torch.UntypedStorage | None = None if self.ref is None else self.ref()
+        if found is not None:
+            # PyTorch may have taken the object over from Python; older versions have to be told
+            # that somebody holds it again.
+            found._fix_weakref()  # type: ignore[attr-defined]
+        return found
 
 
 class StorageRef(weakref.ref):  # type: ignore[type-arg]

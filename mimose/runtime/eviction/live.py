@@ -27,11 +27,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mimose.devices.base import Device
 from mimose.eviction import Eviction, EvictionFigures
+from mimose.runtime.channels import channel_of
 from mimose.runtime.evicting import NoRoomError
 from mimose.runtime.eviction import pointers
 from mimose.runtime.eviction.accounts import Accounts
 from mimose.runtime.eviction.backend import TorchBackend, Vanished, as_in_dispatch
-from mimose.runtime.channels import channel_of
 from mimose.runtime.eviction.contents import UNMADE, Contents, resized
 from mimose.runtime.eviction.copies import Copies
 from mimose.runtime.eviction.delta import Delta

@@ -7,8 +7,8 @@ from torch import nn
 from mimose.devices import open_device
 from mimose.devices.cuda import CudaDevice
 from mimose.eviction import Eviction
-from mimose.runtime.eviction.backend import TorchBackend
 from mimose.runtime.channels import CpuChannel, CudaChannel, SimChannel
+from mimose.runtime.eviction.backend import TorchBackend
 from mimose.runtime.eviction.live import EvictionRuntime
 
 
