@@ -311,9 +311,9 @@ class Run:
             looked = remaker.look(key, wrapper, args, kwargs)
             if looked is None or not remaker.fits(looked, remade):
                 return self._alone(key, block, wrapper, args, kwargs)
-            result, dropped = remaker.run(looked, remade, args, kwargs)
-            if dropped:
-                self.remade[key] = remade
+            result, done = remaker.run(looked, remade, args, kwargs)
+            if done is not None:
+                self.remade[key] = done
             return result
         cores = self._cores_of(key, block)
         if cores is None or active_checkpoint() is not None:

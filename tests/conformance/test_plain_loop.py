@@ -159,6 +159,7 @@ def test_what_fails_outside_of_the_model_is_said_on_leaving_the_handle(where, sa
     assert re.fullmatch("injected" if said is None else FIGURES + said, str(error)), str(error)
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # LBFGS of 2.8.
 def test_a_closure_is_called_within_a_step_that_goes_well():
     model = build()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)

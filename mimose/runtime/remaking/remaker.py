@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 from mimose.devices.base import Device
+from mimose.menu import BlockGraph
 from mimose.plan import Remade
 from mimose.runtime.calls import Key
 from mimose.runtime.remaking.casts import Casts
+from mimose.runtime.remaking.likeness import translated
 from mimose.runtime.remaking.offloading import Offloads
 from mimose.runtime.remaking.proof import Proofs
 from mimose.runtime.remaking.recipes import Choice
@@ -32,6 +34,7 @@ _MOST_TRACES = 128
 """Of one block."""
 _MOST_STRAYS = 3
 """Calls that save something else than their trace says, before a block is left alone."""
+_MOST_TRANSLATIONS = 1024
 _MOST_CHANGES = 8
 """Calls in a row, each with settings never seen before, before a block is left alone."""
 
@@ -60,7 +63,8 @@ class Remaker:
 
     Attributes:
         strays: Calls that saved something else than their trace said, and kept all of it.
-        missed: Calls whose graph was not the one that the plan was made for, likewise.
+        missed: Calls whose graph was not the one that the plan was made for, and on which nothing
+            of the same names can go.
         offloads: What sends values to the host's memory.
     """
 
@@ -75,6 +79,8 @@ class Remaker:
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._settings: dict[int, Settings] = {}
         self._strayed: Counter[Key] = Counter()
+        self._graphs: dict[str, BlockGraph] = {}
+        self._translations: dict[tuple[Remade, str], Remade | None] = {}
 
     def look(
         self,
@@ -102,26 +108,27 @@ class Remaker:
     def fits(self, looked: Looked, remade: Remade) -> bool:
         """Whether a plan's choice is one for this call, as far as that is known."""
         trace = self._known(looked)
-        if trace is None or self._is_meant(self._choice(trace, remade), remade):
+        if trace is None or self._chosen(trace, remade) is not None:
             return True
         self.missed += 1
         return False
 
     def run(
         self, looked: Looked, remade: Remade, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, bool]:
+    ) -> tuple[Any, Remade | None]:
         """Run a block's call and drop what the plan says.
 
         The whole of what it saves stays until its forward is over and has been found to be what
         the trace says; then the chosen values go. A call unlike its trace keeps everything.
 
         Returns:
-            What the block returned, and whether anything was dropped.
+            What the block returned, and what was dropped, if anything was.
         """
         trace, wrapper = self._known(looked), looked.wrapper
-        if trace is None:
+        chosen = None if trace is None else self._chosen(trace, remade)
+        if trace is None or chosen is None:
             return self._run_first(looked, remade, args, kwargs)
-        choice = self._choice(trace, remade)
+        done, choice = chosen
         # Before the call: it may put another buffer in the place of one that it has read.
         taken = take(choice.given, looked.leaves)
         saving = Saving(wrapper.name)
@@ -136,13 +143,13 @@ class Remaker:
             self.strays += 1
             self._strayed[looked.key] += 1
             del self._traces[looked.key][looked.signature]
-            return result, False
+            return result, None
         saving.drop(choice, taken, self.offloads)
-        return result, True
+        return result, done
 
     def _run_first(
         self, looked: Looked, remade: Remade, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, bool]:
+    ) -> tuple[Any, Remade | None]:
         """Run a call of a kind that was not traced before."""
         wrapper, tracer = looked.wrapper, self.tracer(looked)
         everything = {given: (t, version_of(t)) for given, t in tracer.draft.taken.items()}
@@ -150,10 +157,11 @@ class Remaker:
         with saving.hooks(tracer.note), recording(tracer):
             result = wrapper.inner(*args, **kwargs)
         trace = tracer.finish(result)
-        choice = self._choice(trace, remade)
-        if not self.learn(looked, trace) or not self._is_meant(choice, remade):
+        chosen = self._chosen(trace, remade) if self.learn(looked, trace) else None
+        if chosen is None:
             self.missed += 1
-            return result, False
+            return result, None
+        done, choice = chosen
         taken = {
             source: (tensor.detach(), version)
             for source, (tensor, version) in everything.items()
@@ -161,9 +169,9 @@ class Remaker:
         }
         if not unchanged(taken) or not self._proofs.hold(choice, saving, taken):
             self.strays += 1
-            return result, False
+            return result, None
         saving.drop(choice, taken, self.offloads)
-        return result, True
+        return result, done
 
     def tracer(self, looked: Looked) -> Tracer:
         """Return what traces a call."""
@@ -177,6 +185,7 @@ class Remaker:
         signature = looked.signature
         if self._settings_of(looked.wrapper).now() != signature[SETTINGS]:
             return False
+        self._graphs.setdefault(trace.graph.digest, trace.graph)
         known = self._traces.setdefault(looked.key, OrderedDict())
         known[signature] = trace
         if len(known) > _MOST_TRACES:
@@ -199,13 +208,28 @@ class Remaker:
             found = self._choices[key] = Choice(trace, remade.dropped, remade.offloaded)
         return found
 
-    def _is_meant(self, choice: Choice, remade: Remade) -> bool:
-        """Whether a choice can be carried out, and on the graph that the plan was made for."""
-        return (
-            choice.able
-            and (not remade.graph or remade.graph == choice.trace.graph.digest)
-            and not self._proofs.fail(choice)
-        )
+    def _chosen(self, trace: Trace, remade: Remade) -> tuple[Remade, Choice] | None:
+        """Return what is to go, on the graph that a call turned out to have; None if nothing can.
+
+        That is what the plan says, or what has the same names where that was made for another
+        graph.
+        """
+        graph = trace.graph
+        self._graphs.setdefault(graph.digest, graph)
+        meant: Remade | None = remade
+        if remade.graph not in ("", graph.digest):
+            key = remade, graph.digest
+            if key not in self._translations:
+                planned = self._graphs.get(remade.graph)
+                meant = None if planned is None else translated(remade, planned, graph)
+                if len(self._translations) >= _MOST_TRANSLATIONS:
+                    self._translations.clear()
+                self._translations[key] = meant
+            meant = self._translations[key]
+        if meant is None:
+            return None
+        choice = self._choice(trace, meant)
+        return (meant, choice) if choice.able and not self._proofs.fail(choice) else None
 
     def _settings_of(self, wrapper: BlockForward) -> Settings:
         settings = self._settings.get(wrapper.index)
