@@ -30,7 +30,7 @@ from mimose.runtime.evicting import Evictions
 from mimose.runtime.program import Program
 from mimose.runtime.remaking.remaker import Remaker
 from mimose.runtime.rerun import StepState
-from mimose.runtime.riding import RidingCollector
+from mimose.runtime.riding import RIDES, RidingCollector
 from mimose.runtime.run import Run
 from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
@@ -156,7 +156,7 @@ class Executor:
             collect: Recompute every block, whatever the plan says, and run each once more to
                 measure it, unless the collector has found that it cannot.
             trace: While collecting, trace the blocks; they run as the plan says, none of them once
-                more.
+                more (before PyTorch 2.8 as without).
             count: Count FLOPs while collecting, which takes time of its own, wherever
                 :meth:`counting` is around both passes.
         """
@@ -167,7 +167,7 @@ class Executor:
         if collect or getattr(plan, "regions", ()):
             prepare(self._device)
         if collect and self._measurable:
-            kind = RidingCollector if trace else Collector
+            kind = RidingCollector if trace and RIDES else Collector
             self._collector = kind(self._device, self._largest_gradient(), count=count)
         self._armed = (plan, collect)
         self._tracing = trace
@@ -339,7 +339,7 @@ class Executor:
             self._flow = self._flows.get(signature)
             recorder = FlowRecorder((args, kwargs)) if self._flow is None else None
         scheduled, cores = None, plan.cores
-        if collect and not self._tracing:
+        if collect and not (self._tracing and RIDES):
             plan = Plan.recompute_each(len(self._order.keys))
         elif program is not None:
             scheduled = self._scheduled(program)

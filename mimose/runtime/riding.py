@@ -42,6 +42,11 @@ from mimose.runtime.wrappers import BlockForward
 from mimose.solvers.packing import ROUND, round_up
 
 
+RIDES = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+"""Whether this PyTorch tells which hooks a checkpoint has, so that others can be put before them;
+2.8 and later do."""
+
+
 class RidingCollector(Collector):
     """Collects one step under its own plan. Levels are as the shuttling collector's.
 
