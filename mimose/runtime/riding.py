@@ -41,7 +41,6 @@ from mimose.runtime.storages import (
 from mimose.runtime.wrappers import BlockForward
 from mimose.solvers.packing import ROUND, round_up
 
-
 RIDES = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
 """Whether this PyTorch tells which hooks a checkpoint has, so that others can be put before them;
 2.8 and later do."""
