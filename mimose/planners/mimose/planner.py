@@ -392,7 +392,12 @@ class Mimose(Bound):
         greatest = estimator.fitted_range[1]
         near = all(x <= _REACH * g for x, g in zip(size, greatest))
         doubt = estimator.doubt(estimator.clip(size))
-        if shapes_seen and near and peak - doubt > reserve.budget_bytes:
+        # What a smaller size takes is not known, but that it is no more.
+        clipped = size[1:] != estimator.clip(size)[1:]
+        smaller = all(x <= g for x, g in zip(size, greatest)) and (
+            clipped or (size[0] < greatest[0] and not _tells(estimator))
+        )
+        if shapes_seen and near and not smaller and peak - doubt > reserve.budget_bytes:
             self._check_feasible(size, peak, packed, situation, known, reserve)
         collect = self._can_measure(size, situation, known)
         if collect:

@@ -9,7 +9,17 @@ import torch
 
 from mimose.menu import BlockGraph, Operator
 from mimose.runtime.remaking.draft import Draft, Record
-from mimose.runtime.remaking.trace import Given, Pack, Ref, Shape, Step, Trace, storage_of
+from mimose.runtime.remaking.trace import (
+    Given,
+    Pack,
+    Ref,
+    Shape,
+    Step,
+    Trace,
+    is_plain,
+    shape_of,
+    storage_of,
+)
 
 _NO_SHAPE = Shape((), (), 0, torch.uint8)
 
@@ -60,6 +70,7 @@ def trace_of(
         tuple(0.0 if r.stamps is None else seconds_between(*r.stamps) for r in kept),
         (draft.nodes - draft.copied, draft.nodes + draft.found),
         partial,
+        {given: shape_of(t) for given, t in draft.taken.items() if is_plain(t)},
     )
 
 

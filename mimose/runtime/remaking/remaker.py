@@ -130,7 +130,7 @@ class Remaker:
             return self._run_first(looked, remade, args, kwargs)
         done, choice = chosen
         # Before the call: it may put another buffer in the place of one that it has read.
-        taken = take(choice.given, looked.leaves)
+        taken = take(choice.given, looked.leaves, trace.layouts)
         saving = Saving(wrapper.name)
         with saving.hooks():
             result = wrapper.inner(*args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from mimose.runtime.remaking.offloading import Away, Batch, Offloads
 from mimose.runtime.remaking.recipes import Choice, as_shape, run
-from mimose.runtime.remaking.trace import Given, Trace
+from mimose.runtime.remaking.trace import Given, Shape, Trace, is_plain, shape_of
 
 _CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace "
@@ -203,12 +203,16 @@ def _taken(slot: Slot) -> tuple[torch.Tensor, int] | Away:
     return slot.tensor, slot.version
 
 
-def take(sources: Iterable[Given], arguments: Sequence[Any]) -> Taken | None:
+def take(
+    sources: Iterable[Given], arguments: Sequence[Any], layouts: Mapping[Given, Shape]
+) -> Taken | None:
     """Return what is there before a call; None if something is not what it should be.
 
     Args:
         sources: What.
         arguments: The leaves of the call's arguments.
+        layouts: How each lay in its storage when the call was traced: another parameter, or a view
+            of a flat vector, may have taken its place.
     """
     taken: Taken = {}
     for source in sources:
@@ -219,6 +223,8 @@ def take(sources: Iterable[Given], arguments: Sequence[Any]) -> Taken | None:
             if tensor is None:
                 tensor = source.owner._buffers.get(source.name)
         if tensor is None or tensor.is_neg() or tensor.is_conj():
+            return None
+        if not is_plain(tensor) or shape_of(tensor) != layouts.get(source):
             return None
         taken[source] = tensor.detach(), version_of(tensor)
     return taken

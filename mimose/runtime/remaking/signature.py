@@ -57,6 +57,21 @@ def _walk(value: Any, leaves: list[Any]) -> Hashable:
     return None
 
 
+class Itself:
+    """Equal to itself alone; holds what it stands for, so that nothing else has its identity."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.held is self.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
 def signature_of(leaves: list[Any], structure: Hashable, settings: int, kind: str) -> Signature:
     """Return what tells whether a call's trace holds for another.
 
@@ -70,7 +85,7 @@ def signature_of(leaves: list[Any], structure: Hashable, settings: int, kind: st
     storages: dict[int, int] = {}
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            told.append((type(leaf), leaf if isinstance(leaf, _VALUES) else id(leaf)))
+            told.append((type(leaf), leaf if isinstance(leaf, _VALUES) else Itself(leaf)))
         elif leaf.layout != torch.strided or leaf.is_nested:
             told.append((type(leaf), leaf.layout))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -94,6 +94,7 @@ class Trace:
         seconds: Of each operator.
         nodes: How many nodes the forward adds to autograd's graph at least, and at most: copies of
             parameters that autocast has already are not made again.
+        layouts: How what was there before the call lay in its storage.
         partial: Whether the block went by what tensors hold, so that another call may save
             something else from there on.
     """
@@ -105,6 +106,7 @@ class Trace:
     seconds: tuple[float, ...]
     nodes: tuple[int, int] = (0, 0)
     partial: bool = False
+    layouts: Mapping[Given, Shape] = field(default_factory=dict)
 
     def traced(self, block: int) -> Traced:
         """Return what planners are told, for the block of this number."""
