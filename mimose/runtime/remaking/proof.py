@@ -3,10 +3,16 @@
 An operator may not do the same twice although nothing about it says so: sums whose order varies, a
 kernel that fills a tensor unseen. So in each graph each value is made again once, beside the one
 that is there, and what does not come out the same bit by bit is not dropped.
+
+Nor can all be watched that a forward goes by: a random generator of NumPy's, what an object of
+another library says. A recipe made before such a thing changed would be wrong without a word. So
+every now and then one value is tried again. That does not undo what was wrong until then, but it
+ends it and says so.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 
 import torch
@@ -15,6 +21,15 @@ from mimose.runtime.remaking.recipes import Choice, as_shape, run
 from mimose.runtime.remaking.saving import Saving, Taken
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_EVERY = 16
+"""Of so many calls of a block with one graph one tries a value again."""
+_STALE = (
+    "mimose: since some step what block {} computes depends on something that has changed and was "
+    "not seen, or that differs each time: what is made again for its backward does not come out "
+    "the same any more, and gradients since that step may be wrong. From here on it is kept. Pass "
+    "what changes as an argument of the block or keep it as an attribute of its module; "
+    'planner="mimose" recomputes whole blocks instead.'
+)
 
 
 class Proofs:
@@ -24,12 +39,14 @@ class Proofs:
         kind: The kind of device; where tensors hold nothing there is nothing to try.
     """
 
-    __slots__ = ("_bad", "_good", "_kind")
+    __slots__ = ("_bad", "_calls", "_good", "_kind", "_warned")
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._good: dict[str, set[int]] = defaultdict(set)
         self._bad: dict[str, set[int]] = defaultdict(set)
+        self._calls: dict[tuple[str, str], int] = {}
+        self._warned = False
 
     def fail(self, choice: Choice) -> bool:
         """Whether some of it was tried out and did not come out the same."""
@@ -37,7 +54,7 @@ class Proofs:
         return bad is not None and not bad.isdisjoint(choice.dropped)
 
     def hold(self, choice: Choice, saving: Saving, taken: Taken) -> bool:
-        """Whether all of it comes out the same; tries out what was not tried before.
+        """Whether all of it comes out the same; tries what was not tried, or at times some again.
 
         Args:
             choice: What is to be dropped.
@@ -46,17 +63,46 @@ class Proofs:
         """
         digest = choice.trace.graph.digest
         good = self._good[digest]
-        if choice.dropped <= good or self._kind == "meta":
+        if self._kind == "meta":
             return True
+        if choice.dropped <= good:
+            return self._audit(choice, saving, taken)
         for value in choice.dropped - good:
-            try:
-                same = _same(choice, value, saving, taken)
-            except torch.OutOfMemoryError:
-                continue  # Another time.
-            except Exception:  # Whatever it is, backward must not meet with it.
-                same = False
-            (good if same else self._bad[digest]).add(value)
+            same = _comes_out(choice, value, saving, taken)
+            if same is not None:
+                (good if same else self._bad[digest]).add(value)
         return not self.fail(choice)
+
+    def _audit(self, choice: Choice, saving: Saving, taken: Taken) -> bool:
+        """Try one value again, in turn, at some calls; returns whether all is well."""
+        digest = choice.trace.graph.digest
+        # Blocks begin apart, so that not all of them try in the same step.
+        key = digest, saving.name
+        count = self._calls.get(key, 5 * len(self._calls) % _EVERY) + 1
+        self._calls[key] = count
+        if count % _EVERY or not choice.dropped:
+            return True
+        order = sorted(choice.dropped)
+        value = order[count // _EVERY % len(order)]
+        if _comes_out(choice, value, saving, taken) is not False:
+            return True
+        self._bad[digest].add(value)
+        # What else was good may have gone the same way: try all of it again.
+        self._good[digest].clear()
+        if not self._warned:
+            self._warned = True
+            warnings.warn(_STALE.format(saving.name), UserWarning, stacklevel=2)
+        return False
+
+
+def _comes_out(choice: Choice, value: int, saving: Saving, taken: Taken) -> bool | None:
+    """Return whether a value comes out the same; None if that cannot be tried now."""
+    try:
+        return _same(choice, value, saving, taken)
+    except torch.OutOfMemoryError:
+        return None
+    except Exception:  # Whatever it is, backward must not meet with it.
+        return False
 
 
 def _same(choice: Choice, value: int, saving: Saving, taken: Taken) -> bool:

@@ -91,22 +91,23 @@ class Saving:
         name: The block's name.
 
     Attributes:
+        name: The block's name.
         slots: What was saved, in order.
         nodes: How many nodes autograd's graph has got meanwhile.
     """
 
-    __slots__ = ("__weakref__", "_name", "nodes", "slots")
+    __slots__ = ("__weakref__", "name", "nodes", "slots")
 
     def __init__(self, name: str) -> None:
         self.slots: list[Slot] = []
         self.nodes = -torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-        self._name = name
+        self.name = name
 
     def hooks(
         self, also: Callable[[torch.Tensor], None] | None = None
     ) -> AbstractContextManager[Any]:
         """Return the context to run the block in; the method ``also`` gets each saved tensor."""
-        name = self._name
+        name = self.name
         # PyTorch holds the hook as long as anything that it saved. Through it the slots' list would
         # hold each tensor longer than backward needs it.
         own = weakref.ref(self)
@@ -166,7 +167,7 @@ class Saving:
             slot = slots[source.pack]
             assert slot.tensor is not None, "what is no value is not dropped"
             taken[source] = slot.tensor, slot.version
-        call = Call(choice, self._name, taken)
+        call = Call(choice, self.name, taken)
         if choice.offloaded:
             assert offloads is not None, "something sends away what is to go"
             self._send_away(choice, call, offloads)

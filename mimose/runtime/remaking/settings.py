@@ -2,26 +2,21 @@
 
 A trace holds the numbers that operators were called with. A dropout's rate on a schedule, say, or
 an adapter that is switched off changes those and no shape, so each call looks whether all is as it
-was.
+was. Where to look is found out once, by a survey, and again when there is more than new numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from operator import attrgetter, itemgetter
-from types import FunctionType
+from collections.abc import Hashable
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import nn
 
-_SCALARS = (bool, int, float, str, type(None))
-_MOST = 16
-"""Containers with more in them are taken for data."""
-_OWN = frozenset(nn.Module().__dict__) - {"training"}
-_HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks")
+from mimose.runtime.remaking.survey import Survey, identities, is_scalar
 
-Table = dict[str, Any]
+_HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks")
 
 
 class Settings:
@@ -38,16 +33,14 @@ class Settings:
 
     __slots__ = (
         "_children",
-        "_containers",
         "_grown",
         "_known",
         "_last",
         "_module",
         "_number",
-        "_objects",
         "_parameters",
+        "_survey",
         "_tables",
-        "_values",
         "opaque",
         "restless",
     )
@@ -65,15 +58,19 @@ class Settings:
         """Return a number that is the same whenever everything is as it was."""
         try:
             current = self._current()
-        except KeyError:  # An attribute is gone.
+        except (AttributeError, KeyError, ValueError):  # Something is gone.
             self._read()
             current = self._current()
         if not _alike(current[0], self._children):
             self._read()
             current = self._current()
-        elif self._last is not None and _alike(current[1], self._last):
-            self.restless = 0
-            return self._number
+        elif self._last is not None:
+            if _alike(current[1], self._last):
+                self.restless = 0
+                return self._number
+            if _leads_on(self._last, current[1]):
+                self._read()
+                current = self._current()
         self._last = current[1]
         before = len(self._known)
         self._number = self._numbered((self._grown, *current[1]))
@@ -88,12 +85,17 @@ class Settings:
 
     def _current(self) -> tuple[Any, Any]:
         children, tables, hooks = self._tables
-        objects = [id(table.get(name)) for table, name in self._objects]
+        survey = self._survey
         return (
-            (children, list(map(len, tables)), objects),
             (
-                [get(table) for get, table in self._values],
-                [repr(table[name]) for table, name in self._containers],
+                children,
+                list(map(len, tables)),
+                list(map(id, chain.from_iterable([get(o) for get, o in survey.objects]))),
+                list(map(identities, survey.lists)),
+            ),
+            (
+                list(chain.from_iterable([get(owner) for get, owner in survey.values])),
+                [copy(container) for copy, container in survey.copies],
                 list(map(tuple, hooks)),
                 [p is not None and p.requires_grad for d in self._parameters for p in d.values()],
             ),
@@ -102,40 +104,28 @@ class Settings:
     def _read(self) -> None:
         """Look anew at which modules there are, and at what they have."""
         modules = list(self._module.modules())
-        self.opaque = any(map(_is_opaque, modules))
+        self._survey = Survey(modules)
+        self.opaque = self._survey.full or any(map(_is_opaque, modules))
         self._parameters = [m._parameters for m in modules]
-        places: list[tuple[Table, str]] = []
-        tables: list[Table] = []
-        seen: set[int] = set()
-        self._objects: list[tuple[Table, str]] = []
-        for owner in modules:
-            tables.append(vars(owner))
-            for name, value in vars(owner).items():
-                if name in _OWN:
-                    continue
-                places.append((vars(owner), name))
-                if not _is_object(value):
-                    continue
-                self._objects.append((vars(owner), name))
-                if id(value) not in seen:
-                    seen.add(id(value))
-                    tables.append(vars(value))
-                    places += [(vars(value), n) for n in vars(value)]
-        names: dict[int, tuple[Table, list[str]]] = {}
-        for table, name in places:
-            if isinstance(table[name], _SCALARS) or _acts(table[name]):
-                names.setdefault(id(table), (table, []))[1].append(name)
-        self._values = [(itemgetter(*found), table) for table, found in names.values()]
-        self._containers = [(d, n) for d, n in places if _small(d[n])]
         children = [m._modules for m in modules]
-        self._tables = children, tables, [hooks for m in modules for hooks in _HOOKS(m)]
-        self._children = (
-            [dict(c) for c in children],
-            list(map(len, tables)),
-            [id(table[name]) for table, name in self._objects],
-        )
+        hooks = [hooks for m in modules for hooks in _HOOKS(m)]
+        self._tables = children, self._survey.tables, hooks
+        self._children = ([dict(c) for c in children], *self._current()[0][1:])
         # Other modules with the same settings are something else.
         self._grown += 1
+
+
+def _leads_on(last: Any, current: Any) -> bool:
+    """Whether what has changed is more than numbers, so that there may be more to look at."""
+    if len(last[0]) != len(current[0]):
+        return True
+    values = ((a, b) for a, b in zip(last[0], current[0]) if a is not b)
+    if not all(is_scalar(a) and is_scalar(b) for a, b in values):
+        return True
+    pairs = zip(last[1], current[1])
+    if any(not is_scalar(part) for old, new in pairs if old != new for part in new):
+        return True
+    return any(not set(new) <= set(old) for old, new in zip(last[2], current[2]))
 
 
 def _is_opaque(module: nn.Module) -> bool:
@@ -166,35 +156,3 @@ def _frozen(value: Any) -> Hashable:
         return tuple(_frozen(part) for part in value)
     hash(value)
     return type(value), value
-
-
-def _acts(value: Any) -> bool:
-    """Whether an attribute is something that a forward may call or go by."""
-    return isinstance(value, (FunctionType, type)) or (
-        isinstance(value, Callable)  # type: ignore[arg-type]
-        and not isinstance(value, (nn.Module, torch.Tensor))
-        and type(value).__hash__ is not None
-        and not hasattr(value, "__wrapped__")
-    )
-
-
-def _is_object(value: Any) -> bool:
-    """Whether an attribute holds settings of its own, as a configuration does."""
-    return (
-        hasattr(value, "__dict__")
-        and not isinstance(value, (nn.Module, torch.Tensor, type, Callable))  # type: ignore[arg-type]
-        and len(vars(value)) <= _MOST_SETTINGS
-    )
-
-
-_MOST_SETTINGS = 256
-
-
-def _small(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        parts = [*value.keys(), *value.values()]
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        parts = list(value)
-    else:
-        return False
-    return len(parts) <= _MOST and all(isinstance(part, _SCALARS) for part in parts)

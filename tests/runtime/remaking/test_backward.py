@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -352,13 +353,12 @@ def _rest(step: Any) -> tuple[Any, ...]:
 
 
 def test_a_block_that_saves_something_else_each_time_is_left_alone():
-    class Fickle(Block):
-        turn = 0
+    turns = itertools.count(1)
 
+    class Fickle(Block):
         def forward(self, x, mask=None):
-            Fickle.turn += 1
             h = functional.gelu(self.first(x))
-            for _ in range(Fickle.turn % 2 + 1):
+            for _ in range(next(turns) % 2 + 1):
                 h = self.second(h)
             return h.exp()
 
