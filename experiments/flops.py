@@ -187,6 +187,8 @@ def hardware_flops(
     """
     if step.retried or isinstance(step.plan, Eviction):
         return None  # Nobody counted what the first attempt, or the policy, ran.
+    if isinstance(step.plan, Plan) and step.plan.remade:
+        return None  # Nor what single operators ran again.
     flops = plain[step.size]
     again = recomputation(step.plan, flops.forward, flops.recompute)
     again += sum(flops.forward[block] for block in step.measured)

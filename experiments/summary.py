@@ -101,6 +101,8 @@ def utilization(done: pd.DataFrame, column: str, info: Mapping[str, Any]) -> flo
     """
     peak = (info.get("flops") or {}).get("peak_flops")
     known = done[done[column].notna() & done["step_seconds"].notna()]
+    if column == "hardware_flops" and done["num_remade"].fillna(0).any():
+        return None  # The rest of the steps would speak for all.
     flops, weights = _weighed(known, column)
     seconds, _ = _weighed(known, "step_seconds")
     weights = np.ones(len(flops)) if weights is None else weights

@@ -91,7 +91,7 @@ class Asked:
         if longest is None:
             raise ValueError(
                 f"the planner {self.planner.name!r} predicts no memory, so it cannot say which "
-                "length fits: attach with planner='mimose'"
+                "length fits: attach with planner='auto'"
             )
         return int(longest(size, situation))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import add
 
 import numpy as np
 
-from mimose.costs import Profile, grown_gradients
+from mimose.costs import Peak, Profile, grown_gradients
 from mimose.plan import Plan, Region, Remade
 from mimose.planners.auto.fits import Inside
 from mimose.planners.mimose.forecast import Forecast
@@ -22,6 +23,8 @@ _SLACK, _LEAST = 0.005, 0.001
 """Shares of what may be kept: so much room left over is worth another try, and it gets so much less
 where there was none."""
 
+_UNDER_WAY = 2
+"""Of so many blocks at most what they send away is under way at once."""
 _SMALLEST_COPY = 1 << 20
 """Bytes; what is smaller takes as long to submit as to copy."""
 _OVERLAP = 0.8
@@ -52,6 +55,43 @@ class InsideForecast(Forecast):
         last = max((r.block for r in known if r.offloaded), default=-1)
         gone = {r.block: (*r.dropped, *(() if r.block == last else r.offloaded)) for r in known}
         return {b: self.inside[b].bytes[[*v]].astype(int).tolist() for b, v in gone.items() if v}
+
+    def peak(self, plan: Plan, info: ModelInfo, situation: Situation) -> Peak:
+        """Return the predicted peak of a step that carries out ``plan``."""
+        if not any(r.offloaded for r in plan.remade):
+            return super(InsideForecast, self).peak(plan, info, situation)
+        leaving = self._leaving(plan)
+        profile = self.profile
+        forecast = InsideForecast(
+            replace(
+                profile,
+                kept_peak=tuple(map(add, profile.kept_peak, leaving)),
+                checkpoint_peak=tuple(map(add, profile.checkpoint_peak, leaving)),
+                head_peak=profile.head_peak + leaving[-1],
+                loss_peak=profile.loss_peak + leaving[-1] if profile.loss_peak else 0,
+            ),
+            self.packing,
+            self.inside,
+        )
+        return super(InsideForecast, forecast).peak(plan, info, situation)
+
+    def _leaving(self, plan: Plan) -> list[int]:
+        """Return what is on its way to the host in each block's forward, and at the head.
+
+        Of what the last block sends away nothing counts as gone; see :meth:`let_go`.
+        """
+        away = {
+            r.block: int(self.inside[r.block].bytes[[*r.offloaded]].sum())
+            for r in plan.remade
+            if r.offloaded and r.block in self.inside
+        }
+        last = max(away, default=-1)
+        found, under_way = [], [0] * _UNDER_WAY
+        for block in range(plan.num_blocks):
+            found.append(sum(under_way))
+            if block in away:
+                under_way = [*under_way[1:], away[block] if block != last else 0]
+        return [*found, sum(under_way)]
 
     def rises(self, plan: Plan) -> Mapping[int, int]:
         """Return by how much more the backward of such a block takes than of a recomputed one.
