@@ -112,22 +112,39 @@ class Promises:
         """Note that a storage is going to be computed again when it is used."""
         self._dropped[storage] = None
 
+    def fits(self) -> bool:
+        """Return whether all of the step will fit, nothing of it elsewhere.
+
+        False where that is not known.
+        """
+        here = self._here()
+        return here is not None and -self._negated[here] <= self._limit(here, 0)
+
     def seconds_until_room(self, spared: int) -> float:
         """Return in how long the step will fit for good with ``spared`` bytes of it elsewhere.
 
         0 where that is not known.
         """
-        here = len(self._this.seconds) - 1
-        if not self._uses.known or not 0 <= here < len(self._seconds):
+        here = self._here()
+        if here is None:
             return 0.0
-        scale = self._this.made[here] / self._made[here] if self._made[here] else 1.0
-        limit = (self.room + spared) / (scale or 1.0)
+        limit = self._limit(here, spared)
         seconds = self._seconds
         # The operator before the first from which on it fits.
         until = bisect_left(self._negated, -limit, here + 1) - 1
         passed = seconds[here]
         pace = self._this.seconds[here] / passed if passed > 0 else 1.0
         return (seconds[until] - passed) * pace
+
+    def _here(self) -> int | None:
+        """Return the number of the last operator, if the step before had the same so far."""
+        here = len(self._this.seconds) - 1
+        return here if self._uses.known and 0 <= here < len(self._seconds) else None
+
+    def _limit(self, here: int, spared: int) -> float:
+        """Return the bytes of the step before that are within the budget in this one."""
+        scale = self._this.made[here] / self._made[here] if self._made[here] else 1.0
+        return (self.room + spared) / (scale or 1.0)
 
     def stays(self, size: int, until: float) -> bool:
         """Return whether there is room for one of what is away from now on until it is wanted.

@@ -132,6 +132,9 @@ class Swapper:
         backend = engine.backend
         if not engine.pool or backend.usage() < self._mark:
             return
+        # Each look at the pool takes the host's time: none where all of the step is going to fit.
+        if not self._at_once and self._promises.fits():
+            return
         begun = perf_counter()
         now = backend.now()
         chosen = self._policy.next_to_copy(engine.pool, now)

@@ -224,6 +224,21 @@ def test_without_pressure_nothing_moves():
         assert machine.clock - begun == plain.clock - 1.0
 
 
+def test_a_step_that_is_known_to_fit_copies_nothing_ahead():
+    sizes, costs = chain()
+    plain = Machine()
+    train(plain, sizes, costs)
+    machine = Machine(budget=int(1.3 * plain.peak), actions="both")
+    moved, looked = [], []
+    for _ in range(2):
+        train(machine, sizes, costs)
+        moved.append(machine.copies.moved_bytes)
+        looked.append(machine.engine.stats.evaluations)
+    # The first goes by how full memory is, the second by the first.
+    assert moved[0] > 0 and looked[0] > 0
+    assert moved[1] == looked[1] == 0
+
+
 def test_a_storage_is_copied_out_once_for_as_long_as_it_lasts():
     machine = Machine(budget=10**6, actions="swap")
     machine.begin()

@@ -116,6 +116,17 @@ def test_nothing_comes_back_before_there_is_room():
     assert step.late(2) == 0.0  # With the first away, there is room a second earlier.
 
 
+def test_a_step_fits_if_the_most_that_is_to_come_does():
+    step = Step()
+    step.promises.room = 4 * SIZE
+    step.go_on(1)
+    assert step.promises.fits()
+    step.promises.room -= 1
+    assert not step.promises.fits()
+    step.go_on(6)  # Two of four have been read for the last time.
+    assert step.promises.fits()
+
+
 def test_what_comes_back_stays_only_if_nothing_else_needs_the_room():
     step = Step()
     step.promises.room = 3 * SIZE
@@ -148,3 +159,5 @@ def test_room_is_unknown_in_another_step():
     step.uses.note("other", (), (), 1.0, backward=False)
     step.promises.note((), (), 1.0)
     assert step.promises.seconds_until_room(0) == 0.0
+    step.promises.room = 100 * SIZE
+    assert not step.promises.fits()
