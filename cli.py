@@ -231,7 +231,7 @@ Sheltered = Annotated[
     typer.Option(
         "--sheltered",
         help="For planners mimose (10) and auto (until three lengths were seen): iterations that "
-        "measure.",
+        "measure, 1 to 30.",
     ),
 ]
 CacheStep = Annotated[
@@ -538,10 +538,11 @@ def plan(
     from mimose_bench.experiments.bounds import describe_bounds, measure_bounds
     from mimose_bench.experiments.menus import describe_menus
     from mimose_bench.experiments.planning import (
-        describe,
+        advice,
         describe_solution,
         parse_sizes,
         plan_sizes,
+        plans_table,
     )
     from mimose_bench.experiments.run import opened, task_of
 
@@ -558,32 +559,18 @@ def plan(
         print(describe_bounds(found, work.unit, config.budget))
         return
     answers, facts = plan_sizes(config, asked, _say)
+    fits = any(answer.plan is not None for answer in answers)
     if json:
         menus = {"menus": [menu.to_json() for menu in facts["menus"]]} if "menus" in facts else {}
         _print_json({**facts, **menus, "plans": [asdict(answer) for answer in answers]})
-        return
+        raise typer.Exit(0 if fits else 3)
     print(
         f"{len(facts['blocks'])} blocks, budget {tables.size(facts['budget_bytes'], 'none')}, "
         f"margin {tables.size(facts['margin_bytes'])}, {facts['device_label']}"
     )
-    headers = ("batch", facts["unit"], "recomputed", "predicted peak", "plan")
-    print(
-        tables.table(
-            headers,
-            [
-                (
-                    str(answer.size[0]),
-                    answer.shown,
-                    tables.recomputed(
-                        answer.num_recomputed, answer.num_cores, num_remade=answer.num_remade
-                    ),
-                    tables.size(answer.predicted_peak_bytes),
-                    describe(answer),
-                )
-                for answer in answers
-            ],
-        )
-    )
+    print(plans_table(answers, facts))
+    if any(answer.plan is None for answer in answers):
+        _say(advice(facts.get("enough_bytes")))
     if "solution" in facts:
         print(f"\n{describe_solution(facts)}")
     if facts.get("menus"):
@@ -592,6 +579,8 @@ def plan(
         for answer in answers:
             print(f"chosen for {answer.size[0]} x {answer.shown} {facts['unit']}:")
             print("\n".join(f"  {blocks}: {text}" for blocks, text in answer.chosen))
+    if not fits:
+        raise typer.Exit(3)
 
 
 @app.command()
@@ -897,12 +886,22 @@ def show(
 @app.command()
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(help="Runs over the same batches; the first is the reference.")
+        list[str],
+        typer.Argument(help="Runs over the same batches, by path or by name within --results."),
     ],
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--reference",
+            metavar="RUN",
+            help="The run that the others are held against; by default the baseline, one without "
+            "a budget first, or without any the first run.",
+        ),
+    ] = None,
     results: Results = RESULTS,
     json: AsJson = False,
 ) -> None:
-    """Compare runs over the same batches, step by step, with the first as the reference."""
+    """Compare runs over the same batches, step by step, with one of them as the reference."""
     from mimose_bench.experiments import comparing, tables
     from mimose_bench.experiments.sweep.store import folder_of
 
@@ -910,20 +909,30 @@ def compare(
     if len(runs) == 1 and folder is not None:
         _show_sweep(folder, json)
         return
-    if len(runs) < 2:
-        raise ValueError("compare needs two runs or more: the reference first")
-    found = _open_runs(runs, results, least=2)
+    names = runs if reference is None else [reference, *runs]
+    if len(names) < 2:
+        raise ValueError("compare needs two runs or more")
+    found = _open_runs(names, results, least=2)
+    chosen = found[0] if reference is not None else comparing.reference_of(found)
+    found = [run for run in found if run is not chosen]
+    if reference is not None:  # It may be among the runs as well.
+        found = [run for run in found if not run.directory.samefile(chosen.directory)]
+    found.insert(0, chosen)
+    if len(found) < 2:
+        raise ValueError("compare needs two runs or more")
     rows = comparing.compare(found)
     if json:
         _print_json(rows)
         return
     print(tables.comparison(rows))
+    limit = f"at {chosen.info.get('budget')}" if chosen.budget_bytes else "without a budget"
+    print(f"the reference is {chosen.name}, {chosen.planner_label} {limit}")
     for line in comparing.differences(found):
         print(f"the runs differ in {line}")
     print(
-        "\ntime: sum over the paired steps, those that both runs finished, relative to the first "
-        "run, the first step left out as warm-up; the interval is a bootstrap over them. Over "
-        "expected lengths each counts by its share of an epoch, and there is no interval.\n"
+        "\ntime: sum over the paired steps, those that both runs finished, relative to the "
+        "reference, the first step left out as warm-up; the interval is a bootstrap over them. "
+        "Over expected lengths each counts by its share of an epoch, and there is no interval.\n"
         "violations: out-of-memory steps, retried steps and allocator retries."
     )
 

@@ -42,6 +42,25 @@ class Ratio:
     num_pairs: int
 
 
+def reference_of(runs: Sequence[Any]) -> Any:
+    """Return the run that others are best compared with: the baseline where there is one.
+
+    That is without a limit rather than under a budget, finished rather than not, and on the first
+    run's device and clock. Without any it is the first run.
+    """
+    first = runs[0]
+    baselines = [
+        run for run in runs if run.planner == "baseline" and run.time_label == first.time_label
+    ]
+    if not baselines:
+        return first
+
+    def rank(run: Any) -> tuple[bool, bool]:
+        return run.info["outcome"] != "done", run.budget_bytes is not None
+
+    return min(baselines, key=rank)
+
+
 def pair(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return the steps that both runs finished: the run's rows, ``reference_seconds`` added.
 
@@ -176,6 +195,8 @@ def compare(runs: Sequence[Any]) -> list[dict[str, Any]]:
         row |= {
             "run": run.name,
             "planner": run.planner,
+            "planner_label": run.planner_label,
+            "is_reference": run is reference,
             "device_label": run.device_label,
             "time_label": run.time_label,
             "outcome": run.info["outcome"],
@@ -270,6 +291,9 @@ _SHOWN = (
     "num_violations",
     "num_plans_made",
     "mean_recomputed_blocks",
+    "mean_remade_blocks",
+    "mean_remade_bytes",
+    "mean_offloaded_bytes",
     "median_step_seconds",
     "mean_step_seconds",
     "lengths",

@@ -79,8 +79,9 @@ class RunConfig:
     filter: str | None = None
     """How it chooses tensors: ``base``, ``lru`` or ``greedy``."""
     prefetch: str | None = None
-    offload: str | None = None
     """Whether it brings swapped tensors back ahead of their use: ``on`` or ``off``."""
+    offload: str | None = None
+    """Whether the ``auto`` planner may have values in the host's memory: ``on`` or ``off``."""
     time_limit: float | None = None
     """Seconds that a planner may solve for."""
     gap: float | None = None
@@ -181,7 +182,7 @@ class RunConfig:
         """
         from mimose.planners import planner_options  # Whoever only reads runs needs no planner.
 
-        values = {name: getattr(self, name) for name in _PLANNER_OPTIONS}
+        values = {name: getattr(self, name) for name in PLANNER_OPTIONS}
         given = {name: value for name, value in values.items() if value is not None}
         taken = planner_options(self.planner)
         for name in given if taken is not None else ():
@@ -193,7 +194,7 @@ class RunConfig:
         return given | self.planner_options
 
 
-_PLANNER_OPTIONS = (
+PLANNER_OPTIONS = (
     "plan",
     "variant",
     "margin",
@@ -217,7 +218,7 @@ _PLANNER_OPTIONS = (
 
 def as_flag(option: str) -> str:
     """Return how a planner's option is given on the command line."""
-    if option in _PLANNER_OPTIONS:
+    if option in PLANNER_OPTIONS:
         return f"--{option.replace('_', '-')}"
     return f"--planner-option {option}=..."
 

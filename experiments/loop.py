@@ -262,7 +262,9 @@ class Trainer:
             return None
         return float(loss.detach())
 
-    def least_budget(self, batch: Batch, *, in_optimizer: bool = False) -> int | None:
+    def least_budget(
+        self, batch: Batch, *, in_optimizer: bool = False, as_planned: bool = False
+    ) -> int | None:
         """Measure, with the limit lifted, the budget that ``batch`` needs fully recomputed.
 
         For the end of a run only: it takes a training step, and a second one if the first had to
@@ -271,6 +273,7 @@ class Trainer:
         Args:
             batch: The batch.
             in_optimizer: Whether the last step failed in the optimizer.
+            as_planned: Under the planner that is there instead.
 
         Returns:
             Bytes, or None where even the bare device has too little memory, or where other
@@ -280,7 +283,8 @@ class Trainer:
             return None
         handle = self.handle
         handle.device.enforce(None)
-        handle.planner = make_planner("full")
+        if not as_planned:
+            handle.planner = make_planner("full")
         handle.rebind()
         if in_optimizer:
             # Its state may be half made: it is made anew.

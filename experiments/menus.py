@@ -8,10 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from mimose.plan import Plan, Remade
-from mimose.planners.auto.choosing import InsideForecast
+from mimose.planners.auto.choosing import InsideForecast, room_to_send, sent_away
 from mimose.planners.auto.fits import Inside
 from mimose.units import format_bytes, format_seconds
-from mimose_bench.experiments.tables import percent, table
+from mimose_bench.experiments.tables import MISSING, percent, table
 from mimose_bench.experiments.value_names import in_words
 
 KEEPS, RECOMPUTES, UNKNOWN = (
@@ -31,6 +31,8 @@ class Entry:
         freed_bytes: What that frees.
         seconds: What making it again takes.
         share: The same as a share of the block's forward.
+        offloaded: What goes to the host's memory besides, in words, unless the block is the last.
+        offloaded_bytes: What that frees more.
     """
 
     drops: tuple[str, ...]
@@ -38,6 +40,8 @@ class Entry:
     freed_bytes: int
     seconds: float
     share: float
+    offloaded: tuple[str, ...] = ()
+    offloaded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,6 @@ class BlockMenu:
         forward_seconds: What recomputing one of them takes.
         names: What each value is called, by its number.
         entries: From keeping all to recomputing the block, each dearer than the one before it.
-            What goes to the host's memory is in no entry.
     """
 
     size: tuple[int, ...]
@@ -66,26 +69,56 @@ class BlockMenu:
         return asdict(self)
 
 
-def menus_of(size: tuple[int, ...], forecast: InsideForecast) -> list[BlockMenu]:
-    """Return the menus of the blocks whose inside is known, equal blocks together."""
-    alike: dict[int, list[int]] = {}
+def menus_of(
+    size: tuple[int, ...], forecast: InsideForecast, bandwidth: float | None = None
+) -> list[BlockMenu]:
+    """Return the menus of the blocks whose inside is known, equal blocks together.
+
+    Args:
+        size: The size.
+        forecast: What a step of it is predicted to take.
+        bandwidth: Bytes a second that can be sent to the host and back; None if nothing is to be.
+    """
+    alike: dict[tuple[int, int], list[int]] = {}
     for block, inside in sorted(forecast.inside.items()):
-        alike.setdefault(id(inside.fit), []).append(block)
-    return [_menu(size, tuple(blocks), forecast) for blocks in alike.values()]
+        alike.setdefault((id(inside.fit), _inputs(forecast, block)), []).append(block)
+    return [_menu(size, tuple(blocks), forecast, bandwidth) for blocks in alike.values()]
 
 
-def _menu(size: tuple[int, ...], blocks: tuple[int, ...], forecast: InsideForecast) -> BlockMenu:
+def _inputs(forecast: InsideForecast, block: int) -> int:
+    """Return the bytes of a block's inputs that stay only if something is made again from them."""
+    freed = forecast.profile.freed
+    return freed[block] if freed else 0
+
+
+def _menu(
+    size: tuple[int, ...],
+    blocks: tuple[int, ...],
+    forecast: InsideForecast,
+    bandwidth: float | None,
+) -> BlockMenu:
     profile, inside = forecast.profile, forecast.inside[blocks[0]]
     price = sum(profile.forward_seconds[b] for b in blocks) / len(blocks)
     saved = profile.activation[blocks[0]]
     fit, names = inside.fit, in_words(inside.fit.graph)
-    front = fit.candidates.front(inside.bytes, inside.seconds)
-    entries = [Entry((KEEPS,), (), 0, 0.0, 0.0)]
+    inputs = _inputs(forecast, blocks[0])
+    front = fit.candidates.front(inside.bytes, inside.seconds, inputs)
+    sends = bandwidth is not None and blocks != (profile.num_blocks - 1,)
+    room = room_to_send(price, bandwidth or 0.0) if sends else 0.0
+
+    def words(values: Sequence[int]) -> tuple[str, ...]:
+        return tuple(names[v] for v in _largest_first(values, inside))
+
+    def entry(values: tuple[int, ...], freed: float, seconds: float) -> Entry:
+        away = sent_away(inside, values, room)
+        sent = round(float(inside.bytes[[*away]].sum())) if away else 0
+        dropped = words(values) if values else (KEEPS,)
+        return Entry(dropped, values, round(freed), seconds, seconds / price, words(away), sent)
+
+    entries = [entry((), 0.0, 0.0)]
     for place, freed, seconds in zip(front.places.tolist(), front.freed, front.seconds):
-        values = fit.candidates.sets[place]
         if seconds < price:
-            words = tuple(names[v] for v in _largest_first(values, inside))
-            entries.append(Entry(words, values, round(freed), float(seconds), seconds / price))
+            entries.append(entry(fit.candidates.sets[place], float(freed), float(seconds)))
     entries.append(Entry((RECOMPUTES,), (), saved, price, 1.0))
     return BlockMenu(size, blocks, saved, price, names, tuple(entries))
 
@@ -151,22 +184,38 @@ def describe_menus(
     parts = []
     for menu in menus:
         span = ", ".join(_spans(menu.blocks))
+        sends = any(e.offloaded for e in menu.entries)
         rows = [
             (
-                format_bytes(e.freed_bytes) if e.freed_bytes else "-",
-                format_seconds(e.seconds) if e.seconds else "-",
-                percent(e.share) if e.seconds else "-",
-                ", ".join(e.drops),
+                format_bytes(e.freed_bytes) if e.freed_bytes else MISSING,
+                format_seconds(e.seconds) if e.seconds else MISSING,
+                percent(e.share) if e.seconds else MISSING,
+                *([format_bytes(e.offloaded_bytes) if e.offloaded else MISSING] if sends else []),
+                _going(e.drops, e.offloaded),
             )
             for e in menu.entries
         ]
+        headers = (
+            "frees",
+            "takes",
+            "of forward",
+            *(["to the host"] if sends else []),
+            "lets go of",
+        )
         parts.append(
             f"menu of block{'s' * (len(menu.blocks) > 1)} {span} for {menu.size[0]} x "
             f"{shown[menu.size]} {unit}: one keeps {format_bytes(menu.saved_bytes)}, its forward "
-            f"takes {format_seconds(menu.forward_seconds)}\n"
-            + table(("frees", "takes", "of forward", "lets go of"), rows)
+            f"takes {format_seconds(menu.forward_seconds)}\n" + table(headers, rows)
         )
+        if sends:
+            parts.append("to the host: as much more; the last block sends nothing")
     return "\n".join(parts)
+
+
+def _going(dropped: tuple[str, ...], offloaded: tuple[str, ...]) -> str:
+    """Return what an entry lets go in words."""
+    parts = [f"to the host {', '.join(offloaded)}"] if offloaded else []
+    return "; ".join([*([] if parts and dropped == (KEEPS,) else [", ".join(dropped)]), *parts])
 
 
 def _spans(blocks: Sequence[int]) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from mimose.costs import Infeasible
-from mimose.devices.base import Device
 from mimose.handle import Handle, attach
 from mimose.plan import Plan
 from mimose.planners import make_planner
@@ -17,24 +16,26 @@ from mimose.planners.auto import Auto
 from mimose.planners.evicting import Evicting
 from mimose.planners.static import Static
 from mimose.records import Size
-from mimose.units import format_bytes, format_seconds
+from mimose.solvers.packing import SMALL_SEGMENT
+from mimose.units import format_bytes, format_seconds, parse_bytes
+from mimose_bench.experiments import tables
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.loop import Trainer
 from mimose_bench.experiments.menus import BlockMenu, menus_of, told
 from mimose_bench.experiments.profiling import ProfileError, check, plan_size, prepare
 from mimose_bench.experiments.run import opened, task_of
-from mimose_bench.experiments.tables import planned_size
 from mimose_bench.experiments.tasks.base import Task
+from mimose_bench.experiments.teaching import refused, teach
 
 Say = Callable[[str], None]
 
 
+_TRIES = 4
+"""Most budgets that are tried beyond one that is too small."""
+
+
 def _silent(_: str) -> None:
     pass
-
-
-PROFILED_STEPS = 12
-"""Most steps that are run so that a learning planner has something to decide by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Planned:
         num_recomputed: Blocks recomputed.
         num_cores: Blocks of which the attention core alone is recomputed.
         predicted_peak_bytes: Predicted peak of allocated bytes, where the planner predicts.
-        least_budget_bytes: Where nothing fits: the least budget that would do.
+        least_budget_bytes: Where nothing fits: what such a batch needs by itself; None if the
+            device has too little memory for it.
     """
 
     size: tuple[int, ...]
@@ -67,9 +69,10 @@ def plan_sizes(
 ) -> tuple[list[Planned], dict[str, Any]]:
     """Return what ``config``'s planner would do for a batch of each of ``sizes``.
 
-    A planner that learns is shown a dozen steps whose sizes spread over the task's; their
-    gradients train a throw-away model. One that plans once profiles the size that it plans for,
-    and has the same plan for every size. Nothing is recorded.
+    A planner that learns is shown a dozen steps of those sizes and of the task's below them; their
+    gradients train a throw-away model. Where one does not fit, the sizes that do are shown to
+    another. A planner that plans once profiles the size that it plans for, and has the same plan
+    for every size. Nothing is recorded.
 
     Args:
         config: The run.
@@ -78,44 +81,78 @@ def plan_sizes(
         say: Takes lines of progress.
 
     Returns:
-        An answer a size, and facts about the measurement: device label, blocks, margin; of a
-        planner that plans once its solution and its profile, too, and of one that chooses from
-        menus these.
+        An answer a size, and facts about the measurement: device label, blocks, margin, and where
+        a size does not fit ``enough_bytes``, a budget that has room for all; of a planner that
+        plans once its solution and its profile, too, and of one that chooses from menus these.
 
     Raises:
         ValueError: If something about the configuration or a size is wrong.
-        Infeasible: If a step that was to teach the planner did not fit the budget, or no plan of
-            a planner that plans once does.
-        torch.OutOfMemoryError: If it did not fit the device either.
+        Infeasible: If no plan of a planner that plans once fits.
+        torch.OutOfMemoryError: If its profile did not fit the device either.
     """
     planner = make_planner(config.planner, **config.options())
     check(config, planner)
     once = isinstance(planner, Static)
     if not sizes and not once:
         raise ValueError("--lengths takes sizes separated by commas, for example 128,384")
+    task = task_of(config)
+    planned = plan_size(config, task) if once else None
+    parsed = parse_sizes(task, sizes)
+    if planned is not None and not parsed:
+        parsed, sizes = [planned], [task.describe_size(planned)]
+    shown = {size: _shown(task, text, size) for text, size in zip(sizes, parsed)}
+    answers: dict[Size, Planned] = {}
+    facts: dict[str, Any] = {}
+    while left := {size: text for size, text in shown.items() if size not in answers}:
+        found, facts = _answers(config, task, left, planned, say)
+        answers |= found
+    if planned is None:
+        facts["enough_bytes"] = _enough(config, task, shown, answers)
+    return [answers[size] for size in parsed], facts
+
+
+def _enough(
+    config: RunConfig, task: Task, shown: Mapping[Size, str], answers: Mapping[Size, Planned]
+) -> int | None:
+    """Return a budget with which every size was found to fit; None if none is known.
+
+    None as well where all of them fit anyway. What a batch needs by itself may be too little beside
+    others, which is why it is tried.
+    """
+    budget, tries = config.budget or 0, 0
+    while missing := [a.least_budget_bytes for a in answers.values() if a.plan is None]:
+        if tries == _TRIES or None in missing:
+            return None
+        least = max(b for b in missing if b is not None)
+        least = least if least > budget else budget + SMALL_SEGMENT
+        budget = parse_bytes(format_bytes(least, up=True))  # as a user gives it back
+        try:
+            answers, _ = _answers(replace(config, budget=budget), task, shown, None, _silent)
+        except ValueError:  # The device has less.
+            return None
+        tries += 1
+    return budget if tries else None
+
+
+def _answers(
+    config: RunConfig, task: Task, shown: Mapping[Size, str], planned: Size | None, say: Say
+) -> tuple[dict[Size, Planned], dict[str, Any]]:
+    """Return answers for the sizes in ``shown``, and facts; or only which of them do not fit."""
+    planner = make_planner(config.planner, **config.options())
     with opened(config) as device:
-        task = task_of(config)
-        planned = plan_size(config, task) if once else None
-        parsed = parse_sizes(task, sizes)
-        if planned is not None and not parsed:
-            parsed, sizes = [planned], [task.describe_size(planned)]
-        shown = [_shown(task, text, size) for text, size in zip(sizes, parsed)]
         torch.manual_seed(config.seed)
         model = device.build(task.build_model)
         device.adopt(model)
         with attach(model, config.budget, planner, device=device, enforce=config.enforce) as handle:
             trainer = Trainer(task, model, handle, config)
             found: dict[str, Any] = {}
+            failed = None
             if isinstance(planner, Evicting):
                 pass  # It has one policy for every size, and nothing to learn.
             elif planned is None:
-                _teach(task, trainer, device)
+                failed = teach(trainer, list(shown))
             else:
                 found = _prepare(config, trainer, planned, say)
-            menus = _menus(handle, parsed)
-            if menus is not None:
-                found["menus"] = menus
-            answers = [_ask(handle, size, text, menus) for size, text in zip(parsed, shown)]
             facts = {
                 "device_label": device.label,
                 "unit": task.unit,
@@ -124,7 +161,15 @@ def plan_sizes(
                 "margin_bytes": getattr(planner, "margin_bytes", None),
                 **found,
             }
-    return answers, facts
+            if failed is not None:
+                least = refused(trainer, list(shown), failed)
+                return {
+                    s: Planned(s, shown[s], None, None, None, b) for s, b in least.items()
+                }, facts
+            menus = _menus(handle, list(shown))
+            if menus is not None:
+                facts["menus"] = menus
+            return {s: _ask(handle, s, text, menus) for s, text in shown.items()}, facts
 
 
 def _prepare(config: RunConfig, trainer: Trainer, size: Size, say: Say) -> dict[str, Any]:
@@ -152,33 +197,6 @@ def parse_sizes(task: Task, texts: Sequence[str]) -> list[Size]:
     return sizes
 
 
-def _teach(task: Task, trainer: Trainer, device: Device) -> None:
-    seen = sorted({*(b.size for b in task.size_bins()), task.longest()})
-    # The largest and the smallest early: a planner may stop measuring after a few.
-    for share in (0.5, 1.0, 0.0, *(i / (PROFILED_STEPS - 2) for i in range(1, PROFILED_STEPS - 2))):
-        batch = task.example_batch(seen[round(share * (len(seen) - 1))])
-        try:
-            record, _ = trainer.train(batch, device.put(batch.tensors))
-        except torch.OutOfMemoryError as error:
-            failure = str(error)
-        else:
-            failure = ""
-        if failure:
-            in_optimizer = trainer.handle.in_optimizer
-            trainer.handle.end(failed=True)
-            least = trainer.least_budget(batch, in_optimizer=in_optimizer)
-            if least is None:
-                raise torch.OutOfMemoryError(failure)
-            raise Infeasible(
-                f"a batch of {batch.num_samples} of {task.describe_size(batch.size)} {task.unit} "
-                "ran out of memory while it was to be measured; with every block recomputed it "
-                f"needs {format_bytes(least, up=True)}: give a larger budget",
-                least,
-            )
-        if record is not None and record.phase in ("static", "responsive"):
-            break
-
-
 def _shown(task: Task, text: str, size: Size) -> str:
     """Return what a user asked for, and what became of it where that is something else."""
     told = task.describe_size(size)
@@ -193,7 +211,7 @@ def _menus(handle: Handle, sizes: Sequence[Size]) -> list[BlockMenu] | None:
     menus = []
     for size in dict.fromkeys(sizes):
         forecast = None if last is None else planner.forecast(size, last.situation)
-        menus += [] if forecast is None else menus_of(size, forecast)
+        menus += [] if forecast is None else menus_of(size, forecast, planner.info.copy_bandwidth)
     return menus
 
 
@@ -221,7 +239,7 @@ def describe_solution(facts: Mapping[str, Any]) -> str:
     """Return what a planner that plans once found, as lines for the screen."""
     solution = facts["solution"]
     lines = [
-        f"planned once, for a batch of {planned_size(solution)}; solved in "
+        f"planned once, for a batch of {tables.planned_size(solution)}; solved in "
         f"{format_seconds(solution['solve_seconds'])}, the least budget is "
         f"{format_bytes(solution['least_budget_bytes'], up=True)}"
     ]
@@ -240,9 +258,50 @@ def describe_solution(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def plans_table(answers: Sequence[Planned], facts: Mapping[str, Any]) -> str:
+    """Return answers as a table for the screen, and what its columns count."""
+    in_part = any(answer.num_remade for answer in answers)
+    part = ["in part"] if in_part else []
+    headers = ("batch", facts["unit"], "recomputed", *part, "predicted peak", "plan")
+    rows = []
+    for answer in answers:
+        remade = tables.MISSING if answer.plan is None else str(answer.num_remade)
+        rows.append(
+            (
+                str(answer.size[0]),
+                answer.shown,
+                tables.recomputed(answer.num_recomputed, answer.num_cores),
+                *([remade] if in_part else []),
+                tables.size(answer.predicted_peak_bytes),
+                describe(answer),
+            )
+        )
+    text = tables.table(headers, rows)
+    if in_part:
+        text += (
+            f"\nof {len(facts['blocks'])} blocks: recomputed as a whole; in part, single values "
+            "made again or sent to the host, the rest kept"
+        )
+    return text
+
+
+def advice(enough_bytes: int | None) -> str:
+    """Return what to change where a batch does not fit.
+
+    Args:
+        enough_bytes: A budget with which all fit; None if none is known.
+    """
+    smaller = "smaller --lengths or a smaller --batch-size"
+    if enough_bytes is None:
+        return f"give a larger --budget, {smaller}"
+    budget = format_bytes(enough_bytes, up=True).replace(" ", "")
+    return f"give --budget {budget}, which has room for all of them, {smaller}"
+
+
 def describe(planned: Planned) -> str:
     """Return an answer as a sentence for the screen."""
     if planned.plan is None:
-        least = format_bytes(planned.least_budget_bytes or 0, up=True)
-        return f"does not fit: the least budget is {least}"
+        if planned.least_budget_bytes is None:
+            return "does not fit into the device's memory, whatever is recomputed"
+        return f"does not fit: it needs {format_bytes(planned.least_budget_bytes, up=True)}"
     return planned.plan

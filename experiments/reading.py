@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from mimose_bench.experiments.clock import time_label
 from mimose_bench.experiments.files import TEMPORARY
+from mimose_bench.experiments.labels import planner_label
 from mimose_bench.experiments.names import unknown_name
 from mimose_bench.experiments.schema import BLOCKS, SCHEMA_VERSION, STEPS
 from mimose_bench.experiments.summary import summarize
@@ -49,6 +50,11 @@ class Run:
     def planner(self) -> str:
         """The planner's name."""
         return str(self.info.get("planner", "unknown"))
+
+    @property
+    def planner_label(self) -> str:
+        """The planner's name and the options by which it is not as it is by default."""
+        return planner_label(self.planner, self.info.get("config") or {})
 
     @property
     def device_label(self) -> str:

@@ -43,6 +43,8 @@ __all__ = ["Run", "RunWriter", "block_rows", "find_runs", "load_run", "step_row"
 FLUSH_SECONDS = 10.0
 
 _MOST_PARTS = 1_000_000
+_LONGEST_LABEL = 100
+"""Letters of a planner and its options in a folder's name."""
 
 _TRIED_ROWS = 1
 """Rows of a run that only tries whether its settings fit the model: which blocks there are shows in
@@ -84,12 +86,14 @@ class RunWriter:
         planner: str,
         budget: str,
         device: str,
+        label: str | None = None,
         **info: Any,
     ) -> RunWriter:
         """Make a new run folder in ``parent`` and write its ``run.json`` with outcome "running".
 
-        The folder is called ``task-planner-budget-device-timestamp``; a number follows if there is
-        one of that name already, so that no run ever writes into another's folder.
+        The folder is called ``task-planner-budget-device-timestamp``, options of the planner after
+        its name; a number follows if there is one of that name already, so that no run ever writes
+        into another's folder.
 
         Args:
             parent: Folder that holds runs; made if it is not there.
@@ -97,6 +101,7 @@ class RunWriter:
             planner: Name of the planner.
             budget: The budget as the user wrote it, or ``none``.
             device: Name of the device.
+            label: The planner and its options, as the folder's name is to have them.
             **info: More keys of ``run.json``, for example ``config``, ``environment``, ``seed``,
                 ``budget_bytes`` and ``device_label``.
 
@@ -106,7 +111,8 @@ class RunWriter:
         started = datetime.now(timezone.utc)
         stamp = started.astimezone().strftime("%Y%m%d-%H%M%S")
         # A planner from outside is called package.module:Class.
-        name = re.sub(r"[^A-Za-z0-9.-]+", "_", f"{task}-{planner}-{budget}-{device}-{stamp}")
+        label = re.sub(r"[ =]+", "-", label or planner)[:_LONGEST_LABEL].rstrip("-")
+        name = re.sub(r"[^A-Za-z0-9.-]+", "_", f"{task}-{label}-{budget}-{device}-{stamp}")
         document = {
             "schema_version": SCHEMA_VERSION,
             "outcome": "running",

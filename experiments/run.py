@@ -32,6 +32,8 @@ from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.course import Course, course_of
 from mimose_bench.experiments.crew import Crew
 from mimose_bench.experiments.flops import Counted, Taken, count_steps, peak_of, taken_in
+from mimose_bench.experiments.labels import planner_label
+from mimose_bench.experiments.letting_go import LettingGo
 from mimose_bench.experiments.loop import Step, Trainer
 from mimose_bench.experiments.profiling import (
     Kept,
@@ -135,6 +137,8 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
                     attach(model, config.budget, planner, device=device, enforce=config.enforce)
                 )
                 check_segments(config, handle)
+            settings = dataclasses.asdict(config)
+            label = planner_label(config.planner, settings)
             writer = crew.writer(
                 lambda: RunWriter.create(
                     config.out,
@@ -146,7 +150,8 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
                     device_label=device.label,
                     clock=clock_of(device),
                     seed=config.seed,
-                    config=dataclasses.asdict(config),
+                    config=settings,
+                    label=label,
                     environment=environment.capture(device.kind) | crew.to_json(),
                 )
             )
@@ -167,7 +172,7 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
             progress = records.enter_context(
                 Progress(
                     course.total,
-                    f"{config.task} {config.planner} {budget}",
+                    f"{config.task} {label} {budget}",
                     budget_bytes=config.budget,
                     simulated=trainer.simulated,
                     quiet=quiet,
@@ -295,6 +300,7 @@ def _train(
 ) -> _Ended:
     """Take the steps; ``taken`` gets what each of them carried out."""
     handle, planner = trainer.handle, trainer.handle.planner
+    letting_go = LettingGo(planner)
     samples = tokens = 0
     simulated_seconds = 0.0
     failure: str | None = None
@@ -306,7 +312,7 @@ def _train(
     with contextlib.closing(batches):  # type: ignore[type-var]  # a generator
         for step in trainer.steps(batches):
             weight = course.weigh(step)
-            _write(writer, step, handle, trainer.task, weight)
+            _write(writer, step, handle, trainer.task, weight, letting_go)
             taken.append(taken_in(step.record))
             if kept is not None:
                 kept.after(step)
@@ -350,7 +356,14 @@ def _train(
     )
 
 
-def _write(writer: RunWriter, step: Step, handle: Handle, task: Task, weight: float | None) -> None:
+def _write(
+    writer: RunWriter,
+    step: Step,
+    handle: Handle,
+    task: Task,
+    weight: float | None,
+    letting_go: LettingGo,
+) -> None:
     batch = step.batch
     extents = task.extents(batch.size)
     if step.record is None:
@@ -380,6 +393,7 @@ def _write(writer: RunWriter, step: Step, handle: Handle, task: Task, weight: fl
         loss=step.loss,
         wait_seconds=step.wait_seconds,
         weight=weight,
+        let_go=letting_go.bytes(step.record),
         rank=writer.rank,
     )
     writer.add(row, block_rows(step.record, step=step.number, input_size=batch.input_size))

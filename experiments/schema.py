@@ -15,7 +15,7 @@ from mimose.eviction import COLUMNS as EVICTION_COLUMNS
 from mimose.records import StepRecord
 from mimose.report import num_remade
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Raised whenever a column or a key of ``run.json`` is added or changes its meaning.
 
 2: ``weight`` in the steps, ``clock`` in ``run.json``; runs of version 1 have neither.
@@ -25,6 +25,7 @@ SCHEMA_VERSION = 6
 5: ``num_rematerializations``, ``eviction_maintenance_seconds``, ``eviction_overhead_seconds`` and
 ``swap_wait_seconds`` in the steps; outcome ``thrashing`` of steps and runs.
 6: ``num_remade`` in the steps.
+7: ``remade_bytes`` and ``offloaded_bytes`` in the steps.
 """
 
 RUN_OUTCOMES = ("running", "done", "oom", "infeasible", "thrashing", "interrupted", "failed")
@@ -71,6 +72,8 @@ STEPS = pa.schema(
         ("eviction_overhead_seconds", pa.float64()),
         ("swap_wait_seconds", pa.float64()),
         ("num_remade", pa.int64()),
+        ("remade_bytes", pa.int64()),
+        ("offloaded_bytes", pa.int64()),
     ]
 )
 
@@ -101,6 +104,7 @@ def step_row(
     loss: float | None = None,
     wait_seconds: float | None = None,
     weight: float | None = None,
+    let_go: tuple[int, int] | None = None,
     rank: int = 0,
 ) -> Row:
     """Return a row of ``steps.parquet``.
@@ -122,6 +126,8 @@ def step_row(
         weight: In a run over expected lengths the share of an epoch's batches that the step stands
             for, 0 for one that only prepares. Reserved bytes, which depend on the order of
             batches, are left out then.
+        let_go: Bytes of single values that were made again, and of those in the host's memory
+            meanwhile, as far as they are known.
         rank: The process's rank.
     """
     if batch_size is None and record is not None:
@@ -155,6 +161,8 @@ def step_row(
         "plan": str(record.plan),
         "num_recomputed": record.plan.num_recomputed,
         "num_remade": num_remade(record.plan),
+        "remade_bytes": None if let_go is None else let_go[0],
+        "offloaded_bytes": None if let_go is None else let_go[1],
         "fragmentation_bytes": None if peak is None or reserved is None else reserved - peak,
         **evicted,
     }

@@ -78,6 +78,8 @@ def summarize(
         "total_wait_seconds": _seconds(steps["wait_seconds"]),
         "mean_recomputed_blocks": _mean(done, "num_recomputed"),
         "mean_remade_blocks": _mean(done, "num_remade"),
+        "mean_remade_bytes": _mean_in(done, "remade_bytes"),
+        "mean_offloaded_bytes": _mean_in(done, "offloaded_bytes"),
         "mean_planning_seconds": _mean(done.assign(planning=planning_seconds(done)), "planning"),
         "num_thrashing": int((outcome == "thrashing").sum()),
         "eviction": eviction_breakdown(counted),
@@ -235,6 +237,12 @@ def _median(steps: pd.DataFrame, column: str) -> float | None:
 def _mean(steps: pd.DataFrame, column: str) -> float | None:
     values, weights = _weighed(steps, column)
     return _number(np.average(values, weights=weights)) if values.size else None
+
+
+def _mean_in(done: pd.DataFrame, column: str) -> float | None:
+    """Return the mean over those steps that had anything of the kind; None if none is known."""
+    some = done[done[column].fillna(0) > 0]
+    return _mean(some, column) if len(some) else None
 
 
 def _weighed(steps: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray | None]:

@@ -51,7 +51,7 @@ def show(run: Run, num_steps: int) -> str:
         ("run", str(run.directory)),
         ("outcome", _outcome(info)),
         ("task", " ".join(str(x) for x in (info.get("task"), config.get("scale")) if x)),
-        ("planner", run.planner),
+        ("planner", run.planner_label),
         *_solution(info),
         ("data", _data(info.get("data"))),
         ("device", run.time_label),
@@ -65,6 +65,7 @@ def show(run: Run, num_steps: int) -> str:
         ("step time", _step_time(run)),
         ("MFU, HFU", _utilization(run)),
         ("recomputed", _recomputed(run)),
+        *_in_part(summary),
         *_evictions(summary),
         *(_planned_once(info) if "solution" in info else _planning(summary)),
         ("final loss", _loss(info, summary)),
@@ -122,7 +123,8 @@ def _planned_once(info: Mapping[str, Any]) -> list[tuple[str, str]]:
 def steps(run: Run, count: int) -> str:
     """Return the last ``count`` steps of a run, over expected lengths with their weights.
 
-    Of several processes a step has a row a rank.
+    Of several processes a step has a row a rank. Where blocks let single values go there are
+    columns for how many did, and for the bytes.
     """
     weighted = is_expected(run.steps)
     shown, ranks = run.steps.tail(count), run.steps["rank"].dropna().unique()
@@ -130,6 +132,9 @@ def steps(run: Run, count: int) -> str:
     if several:
         last = run.steps["step"].drop_duplicates().nlargest(count)
         shown = run.steps[run.steps["step"].isin(last)].sort_values(["step", "rank"])
+    in_part, sent = (
+        bool((run.steps[name].fillna(0) > 0).any()) for name in ("num_remade", "offloaded_bytes")
+    )
     columns = (
         "step",
         *(["rank"] if several else []),
@@ -137,6 +142,8 @@ def steps(run: Run, count: int) -> str:
         "pixels" if run.steps["image_pixels"].notna().any() else "length",
         *(["weight"] if weighted else []),
         "recomputed",
+        *(["in part", "made again"] if in_part else []),
+        *(["to the host"] if sent else []),
         "peak allocated",
         "predicted",
         "step time",
@@ -154,6 +161,8 @@ def steps(run: Run, count: int) -> str:
                 number(row["input_size"] if absent(length) else length, "d"),
                 *([number(row["weight"], ".4f")] if weighted else []),
                 number(row["num_recomputed"], "d"),
+                *([number(row["num_remade"], "d"), _bytes(row["remade_bytes"])] if in_part else []),
+                *([_bytes(row["offloaded_bytes"])] if sent else []),
                 size(row["peak_allocated_bytes"]),
                 size(row["predicted_peak_bytes"]),
                 seconds(row["step_seconds"]),
@@ -167,12 +176,14 @@ def steps(run: Run, count: int) -> str:
 def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of :func:`mimose_bench.experiments.comparing.compare`'s rows.
 
-    Where time is simulated, a column leaves planning out, and a line says how far the clock is
-    known to be off. Over expected lengths columns without any figure are left out.
+    Where blocks let single values go, columns say how many were recomputed and how many did that in
+    a mean step. Where time is simulated, a column leaves planning out, and a line says how far the
+    clock is known to be off. Over expected lengths columns without any figure are left out.
     """
     clocks = dict.fromkeys(
         row["time_label"] for row in rows if row["time_label"].startswith(SIMULATED)
     )
+    in_part = any(row.get("mean_remade_blocks") for row in rows)
     headers = (
         "planner",
         "budget",
@@ -182,6 +193,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
         "95 % interval",
         "without sheltered",
         *(["without planning"] if clocks else []),
+        *(["recomputed", "in part"] if in_part else []),
         "peak allocated",
         "peak reserved",
         "budget use",
@@ -191,7 +203,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     )
     body = [
         (
-            row["planner"],
+            row["planner_label"],
             size(row["budget_bytes"], "none"),
             row["device_label"],
             number(row["num_pairs"], "d"),
@@ -199,6 +211,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
             _interval(row["time_ratio_low"], row["time_ratio_high"]),
             number(row["time_ratio_responsive"], ".3f"),
             *([number(row["time_ratio_without_planning"], ".3f")] if clocks else []),
+            *([number(row[name], ".1f") for name in _BLOCKS] if in_part else []),
             size(row["peak_allocated_bytes"]),
             size(row["peak_reserved_bytes"]),
             percent(row["budget_use"]),
@@ -212,10 +225,17 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     if rows and all(row.get("lengths") == "expected" for row in rows):
         kept = [i for i in kept if any(cells[i] != MISSING for cells in body)]
     text = table([headers[i] for i in kept], [[cells[i] for i in kept] for cells in body])
-    lines = [text, *(f"times: {label}" for label in clocks), *_plans(rows), *_breakdowns(rows)]
+    lines = [text, *(f"times: {label}" for label in clocks)]
+    if in_part:
+        lines.append(
+            "recomputed, in part: blocks in a mean step, and those kept but for single values that "
+            "were made again or in the host's memory"
+        )
+    lines += [*_plans(rows), *_breakdowns(rows)]
     return "\n".join(lines)
 
 
+_BLOCKS = ("mean_recomputed_blocks", "mean_remade_blocks")
 _PLAN_WIDTH = 44
 
 
@@ -287,6 +307,11 @@ def absent(value: Any) -> bool:
 def size(value: Any, missing: str = MISSING) -> str:
     """Return bytes as text."""
     return missing if absent(value) else format_bytes(int(value))
+
+
+def _bytes(value: Any) -> str:
+    """Return bytes as text, none as 0."""
+    return "0" if value == 0 else size(value)
 
 
 def seconds(value: Any) -> str:
@@ -376,10 +401,8 @@ def planned_size(solution: Mapping[str, Any]) -> str:
     return str(solution.get("size_text") or " x ".join(map(str, solution["size"])))
 
 
-def recomputed(num_recomputed: Any, num_cores: int, form: str = "d", num_remade: int = 0) -> str:
-    """Return how many blocks a plan recomputes, and of how many a part alone."""
-    if num_remade:
-        return f"{number(num_recomputed, form)} and {num_remade} in part"
+def recomputed(num_recomputed: Any, num_cores: int, form: str = "d") -> str:
+    """Return how many blocks a plan recomputes, and of how many the attention core alone."""
     if not num_cores:
         return number(num_recomputed, form)
     cores = f"{num_cores} cores"
@@ -400,10 +423,21 @@ def _recomputed(run: Run) -> str:
     if run.summary.get("eviction"):
         return "single operators, no blocks"
     text = _said(number(run.summary["mean_recomputed_blocks"], ".1f"), "blocks a step")
-    if run.summary.get("mean_remade_blocks"):
-        text += f", and values of {number(run.summary['mean_remade_blocks'], '.1f')} more"
     cores = num_cores(run.info.get("solution"))
     return f"{text}, and the attention core alone of {cores}" if cores else text
+
+
+def _in_part(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what single values of kept blocks were let go of in a mean step, if any were."""
+    if not summary.get("mean_remade_blocks"):
+        return []
+    text = f"{number(summary['mean_remade_blocks'], '.1f')} blocks a step"
+    freed, sent = summary.get("mean_remade_bytes"), summary.get("mean_offloaded_bytes")
+    if freed:
+        text += f"; {size(freed)} of their values made again in such a step"
+    if sent:
+        text += f"; {size(sent)} in the host's memory meanwhile"
+    return [("in part", text)]
 
 
 def _loss(info: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ class Asked:
     budget_bytes: int | None
     _executor: Executor
     _tally: Tally
+    _cast: str | None
 
     def _asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, Situation]:
         raise NotImplementedError
@@ -49,11 +50,13 @@ class Asked:
     def plan_for(self, *args: Any, **kwargs: Any) -> AnyPlan:
         """Return the plan that ``model(*args, **kwargs)`` would be given now; nothing is run.
 
-        The batch has to be on the device, and autocast on if it will be: both are part of what is
-        planned for. Before a sheltered step that is the plan which recomputes every block.
+        The batch has to be on the device. Outside of autocast the answer is for what the last step
+        was cast to; before the first step autocast has to be on if it will be. Before a sheltered
+        step the plan is one that measures: for most planners that recomputes every block.
 
         Raises:
             Infeasible: If the planner knows that no plan fits the budget.
+            ValueError: If the model is detached.
         """
         self._close_ended()
         size, situation = self._asked(args, kwargs)
@@ -71,7 +74,7 @@ class Asked:
 
         That is with every block recomputed, and with the margin left that the planner keeps for
         fragmentation. A model may have a maximum length of its own, which is not looked at. For
-        images it is an area (height x width).
+        images it is an area (height x width). Of autocast the same holds as in :meth:`plan_for`.
 
         Args:
             *args: Arguments of the model's forward pass: their batch size counts, and every extent
@@ -82,8 +85,8 @@ class Asked:
             The length; 0 if not even one of 1 fits.
 
         Raises:
-            ValueError: If the planner predicts nothing, has no budget or has not seen enough
-                lengths yet.
+            ValueError: If the model is detached, or the planner predicts nothing, has no budget or
+                has not seen enough lengths yet.
         """
         self._close_ended()
         size, situation = self._asked(args, kwargs)
@@ -123,6 +126,7 @@ class Asked:
                 raise
             warnings.warn(f"{error}: what memory steps take is learned anew", stacklevel=2)
             return
+        self._cast = state.get("autocast")
         self._executor.load_state_dict(state["executor"])
         self.rebind()
         self.planner.load_state_dict(state["learned"])
@@ -137,7 +141,8 @@ class Asked:
             ``num_steps``, ``num_violations`` (steps in which more was reserved than the budget,
             that ran out of memory or were run again, or in which the allocator flushed its cache)
             and ``planning_seconds`` (all together); and as far as there are any
-            ``recomputed_blocks`` (a step, on average), ``peak_allocated_bytes`` (the highest),
+            ``recomputed_blocks`` (a step, on average), ``remade_blocks`` (those that let single
+            values go, a step on average), ``peak_allocated_bytes`` (the highest),
             ``predicted_peak_bytes`` (of that same step), ``peak_reserved_bytes`` (the highest),
             ``budget_use`` (peak allocated over budget, the median of the steps that recomputed),
             ``highest_budget_use`` (peak reserved over budget, of all steps), ``num_over_budget``

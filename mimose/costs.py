@@ -13,7 +13,7 @@ which the timeline shows by itself.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import add, sub
@@ -167,6 +167,7 @@ def predict_peak(
     situation: Situation,
     let_go: Mapping[int, int] | None = None,
     rises: Mapping[int, int] | None = None,
+    holding: Collection[int] = (),
 ) -> Peak:
     """Return the highest level of allocated bytes in a step that carries out ``plan``.
 
@@ -182,9 +183,12 @@ def predict_peak(
             cuts where a schedule would let an output go that something else still holds.
         situation: The state at the start of the step.
         let_go: For blocks that are remade, the bytes of their activations that are not kept. Those
-            that are not named let nothing go. Like a recomputed block such a one holds its input.
+            that are not named let nothing go. What such a one does not save of its input is gone
+            all the same, unless something is made again from it.
         rises: For blocks that are remade, by how many bytes their backward takes more than that of
             a recomputed one; as much if they are not named.
+        holding: Those remade blocks that hold their input like a recomputed one, to make something
+            again from it.
 
     Raises:
         ValueError: If plan and profile have different numbers of blocks.
@@ -196,7 +200,7 @@ def predict_peak(
     if isinstance(plan, Schedule):
         return _ScheduleTimeline(profile, grown, info.cuts or ()).run(plan, situation)
     if plan.remade:
-        profile = _letting_values_go(profile, plan, let_go or {}, rises or {})
+        profile = _letting_values_go(profile, plan, let_go or {}, rises or {}, holding)
     kept = list(profile.activation)
     adding = list(profile.forward_activation)
     forward = list(profile.kept_peak)
@@ -204,14 +208,16 @@ def predict_peak(
     for region in plan.regions:
         first = region.first
         if first != region.last:
-            return _Timeline(profile, grown).run(plan, situation)
+            return _Timeline(profile, grown).run(plan, situation, holding)
         kept[first] = 0
         forward[first] = profile.checkpoint_peak[first]
         if adding:
             adding[first] = 0
         if freed:
             freed[first] = 0
-    for block in _letting_go(profile, plan):
+    if profile.shared and not adding:
+        adding = list(kept)  # What is shared is held until the forward pass is over.
+    for block in _letting_go(profile, plan, holding):
         kept[block] -= profile.shared[block]
 
     # One-block regions only: no output is dropped, and a block's backward costs the same whether
@@ -235,17 +241,21 @@ def predict_peak(
 
 
 def _letting_values_go(
-    profile: Profile, plan: Plan, let_go: Mapping[int, int], rises: Mapping[int, int]
+    profile: Profile,
+    plan: Plan,
+    let_go: Mapping[int, int],
+    rises: Mapping[int, int],
+    holding: Collection[int],
 ) -> Profile:
     """Return the profile of a step whose kept blocks keep less of their activations."""
-    activation, freed = list(profile.activation), list(profile.freed)
+    activation, forward = list(profile.activation), list(profile.forward_activation)
+    freed = list(profile.freed)
     backward = list(profile.backward_peak)
     for block, rise in rises.items():
         backward[block] += rise
-    forward = list(profile.forward_activation)
     for block in (r.block for r in plan.remade):
         less = let_go.get(block, 0)
-        if freed:
+        if freed and block in holding:
             # What was gone is held now.
             less -= freed[block]
             freed[block] = 0
@@ -297,12 +307,12 @@ class _Timeline:
         self.top = -1
         self.where = ""
 
-    def run(self, plan: Plan, situation: Situation) -> Peak:
+    def run(self, plan: Plan, situation: Situation, holding: Collection[int] = ()) -> Peak:
         items = _items(plan.regions, 0, plan.num_blocks - 1)
         profile = self.profile
         adding = profile.forward_activation or profile.activation
         before = self.forward(items, 0, 0, "forward of block {}", adding)
-        bases = _bases(profile, plan, items)
+        bases = _bases(profile, plan, items, holding)
         self.backward(items, bases)
         grown = None if situation.grads_resident else self.grown
         top, where = _outside(profile, before[-1], bases[-1], grown, situation)
@@ -442,19 +452,20 @@ def held_meanwhile(profile: Profile, grown: Sequence[int], last: int) -> int:
     return max(held, profile.output[last]) + grown[last + 1]
 
 
-def _letting_go(profile: Profile, plan: Plan) -> range:
+def _letting_go(profile: Profile, plan: Plan, holding: Collection[int]) -> range:
     """Return the blocks of whose shared inputs nothing is held in backward."""
     if not profile.shared:
         return range(0)
     first = plan.regions[-1].last + 1 if plan.regions else 0
-    if plan.remade:
-        first = max(first, plan.remade[-1].block + 1)
+    first = max(first, max(holding, default=-1) + 1)
     return range(first, profile.num_blocks)
 
 
-def _bases(profile: Profile, plan: Plan, items: Sequence[Region | int]) -> list[int]:
+def _bases(
+    profile: Profile, plan: Plan, items: Sequence[Region | int], holding: Collection[int]
+) -> list[int]:
     """Return what a plan adds to the levels before each item and after the last, in backward."""
-    bases, letting_go = [0], _letting_go(profile, plan)
+    bases, letting_go = [0], _letting_go(profile, plan, holding)
     for item in items:
         if isinstance(item, int):
             shared = profile.shared[item] if item in letting_go else 0

@@ -172,6 +172,7 @@ class Handle(Asked, Profiled):
         by_size = budget_bytes is not None and hasattr(planner, "longest")
         self._alike = Alike(budget_bytes) if by_size else None
         self._sized = self._called = False
+        self._cast: str | None = None  # To what autocast cast in the last step.
         self._owns_device = owns_device
         self._enforced = enforced
         self._together = together
@@ -239,7 +240,8 @@ class Handle(Asked, Profiled):
         device = self.device
         device.begin_step()
         begun = device.now()
-        situation = self._situation()
+        self._cast = cast = self._cast_now()
+        situation = self._situation(cast)
 
         def plan() -> Decision:
             nonlocal situation
@@ -249,7 +251,7 @@ class Handle(Asked, Profiled):
                 if not collect_garbage(device):
                     raise
             device.begin_step()  # What the garbage took is not this step's doing.
-            situation = self._situation()
+            situation = self._situation(cast)
             return self.planner.plan(size, situation)
 
         started = time.perf_counter()
@@ -277,6 +279,7 @@ class Handle(Asked, Profiled):
             self._step.ordered = attempt.ordered
             self._executor.begin(attempt.ordered)
             return
+        self._executor.remaker.expected_peak = decision.predicted_peak_bytes
         self._executor.begin(decision.plan, collect=decision.collect, trace=decision.trace)
 
     def decide(self, size: Size) -> Decision:
@@ -551,29 +554,35 @@ class Handle(Asked, Profiled):
 
     # -- what the steps are made of
 
-    def _situation(self, read: SizeFunction | None = None) -> Situation:
+    def _cast_now(self) -> str:
+        """Return to what autocast casts now: a dtype, or ``None`` in words.
+
+        Raises:
+            ValueError: If it does in a simulation.
+        """
+        kind = self.device.torch_device.type
+        if kind != "meta":
+            return str(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
+        if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+            raise ValueError(
+                "autocast is not simulated, since PyTorch has none for tensors without data: "
+                "leave it out, or give the model another dtype"
+            )
+        return str(None)
+
+    def _situation(self, cast: str | None = None, read: SizeFunction | None = None) -> Situation:
         parameters = self._parameters
         trainable = list(filter(_REQUIRES_GRAD, parameters))
         # Some are enough, and any: a parameter that the loss does not use never has a gradient.
         grads_resident = any(
             p.grad is not None for p in trainable[:: len(trainable) // _GRADS_LOOKED_AT + 1]
         )
-        kind = self.device.torch_device.type
-        if kind == "meta" and (
-            torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
-        ):
-            raise ValueError(
-                "autocast is not simulated, since PyTorch has none for tensors without data: "
-                "leave it out, or give the model another dtype"
-            )
-        on = kind != "meta" and torch.is_autocast_enabled(kind)
-        autocast = torch.get_autocast_dtype(kind) if on else None
         dtype = parameters[0].dtype if parameters else None
         return Situation(
             resident_bytes=self.device.allocated_bytes(),
             grads_resident=grads_resident,
             optimizer_ready=bool(self._optimizer_ready),
-            signature=f"{dtype}, autocast {autocast}, {len(trainable)} trainable"
+            signature=f"{dtype}, autocast {cast or self._cast_now()}, {len(trainable)} trainable"
             + _reading(read or self._size),
             reserved_bytes=self.device.reserved_bytes(),
         )
@@ -624,10 +633,18 @@ class Handle(Asked, Profiled):
             explain(self, error)
 
     def _asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, Situation]:
+        if not self.attached:
+            raise ValueError(
+                "the model is detached, and what it takes is not counted any more: ask before "
+                "detach(), or attach it again with what state_dict() returned"
+            )
         read = self._size.copy() if isinstance(self._size, SizeReader) else self._size
         size = read(args, kwargs)
         check_size(size, "size= returned")
-        return size, self._situation(read)
+        now = self._cast_now()
+        # Who asks outside of autocast asks about the training, all the same.
+        cast = self._cast if self._cast is not None and now == str(None) else now
+        return size, self._situation(cast, read)
 
     def _after_forward(self) -> None:
         step = self._step

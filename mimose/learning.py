@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+
+from mimose.distributed.processes import num_processes, rank
 
 if TYPE_CHECKING:
     from mimose.handle import Handle
 
 _VERSION = 2
+_OTHERS = "others"
+"""Beside what the first process has learned, what the others have, in a state for all of them."""
 
 
 def state_of(handle: Handle) -> dict[str, Any]:
@@ -26,6 +33,7 @@ def state_of(handle: Handle) -> dict[str, Any]:
         "planner": handle.planner.name,
         "model": _identity(handle.model, handle._executor.module_names),
         "executor": handle._executor.state_dict(),
+        "autocast": handle._cast,
         "learned": handle.planner.state_dict(),
     }
 
@@ -56,6 +64,35 @@ def check_state(handle: Handle, state: Mapping[str, Any]) -> None:
                 f"{_told(_short(then.get(what)), _short(now[what]))}; load the state that was "
                 "saved with this model, or give strict=False to learn anew"
             )
+
+
+def learned_by_all(own: dict[str, Any], handle: Handle | None) -> dict[str, Any]:
+    """Return what all processes have learned, for a checkpoint that the first of them writes.
+
+    Collective, but for a process that saves because of an exception, of which the others know
+    nothing: it has its own to save.
+
+    Args:
+        own: What this process has learned.
+        handle: Its handle, if the model is still attached.
+    """
+    if num_processes() == 1 or _OTHERS in own or sys.exc_info()[0] is not None:
+        return own
+    states: list[Any] = [None] * num_processes()
+    with nullcontext() if handle is None else handle.device.host_memory():
+        dist.all_gather_object(states, own)
+    return {**states[0], _OTHERS: states[1:]}
+
+
+def learned_by_this(learned: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what this process takes of what :func:`learned_by_all` returned.
+
+    That is its own; one that was not there then takes what the first one had learned.
+    """
+    others = learned.get(_OTHERS, [])
+    if 0 < rank() <= len(others):
+        return dict(others[rank() - 1])
+    return {name: value for name, value in learned.items() if name != _OTHERS}
 
 
 _DIFFERENCES = {

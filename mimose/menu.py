@@ -8,7 +8,8 @@ Operators that draw random numbers, change what they are given or wait for data 
 
 The graph, a :class:`BlockGraph`, has no sizes in it, so that one serves all mini-batches; bytes and
 seconds by size come beside it. Values that come from outside the block (its inputs, parameters,
-buffers) are always there and have no number.
+buffers) are always there and have no number. Yet an input that the block does not save may be held
+for one thing only: operators that run again on it.
 
 The rules of making values again, by which both the runtime and :func:`cost_of` go:
 
@@ -24,6 +25,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -36,12 +38,15 @@ class Operator:
         inputs: Values that it reads, made before it in the same block.
         outputs: Values that it makes.
         repeatable: Whether it can run again with the same result and nothing else changed.
+        holds: Whether it reads an input of the block's that the block does not save, and which it
+            has to hold on to so as to run again.
     """
 
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     repeatable: bool
+    holds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class BlockGraph:
     Attributes:
         operators: In the order in which they ran.
         uses: For each saved tensor the value that it shows, in the order in which backward comes to
-            them, the reverse of that in which they were saved. A value may come several times.
+            them: autograd's last node first. A value may come several times.
         fixed: Saved values that are held by others, too: the block's outputs. Dropping one frees
             nothing.
     """
@@ -69,9 +74,13 @@ class BlockGraph:
         if sorted(made) != list(range(len(made))):
             raise ValueError("values are numbered from 0, and one operator makes each")
         object.__setattr__(self, "makers", tuple(made[v] for v in range(len(made))))
+        # What is held on to is left out: it does not matter to what can be dropped.
         described = [(o.name, o.inputs, o.outputs, o.repeatable) for o in self.operators]
         text = repr((described, self.uses, sorted(self.fixed)))
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:8])
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @property
     def num_values(self) -> int:
@@ -114,6 +123,13 @@ class BlockGraph:
         away = frozenset(offloaded)
         return away <= self.saved - self.fixed - frozenset(dropped) and self.can_drop(dropped)
 
+    def holds(self, dropped: Collection[int]) -> bool:
+        """Whether making ``dropped`` again takes inputs that the block does not save."""
+        kept = self.saved - frozenset(dropped)
+        return any(
+            self.operators[place].holds for value in dropped for place in self.remaking(value, kept)
+        )
+
     def droppable(self) -> tuple[int, ...]:
         """Return the saved values that can be made again if everything else is kept."""
         return tuple(v for v in sorted(self.saved) if self.can_drop((v,)))
@@ -152,6 +168,7 @@ class Traced:
         levels: For each entry of the graph's ``uses`` the peak from when backward came to it until
             it came to the next, in bytes above the level before the block's forward, while all that
             the block saves was there until its last use. Empty where that was not measured.
+        starts: For each of them the level as backward came to it.
     """
 
     block: int
@@ -159,6 +176,7 @@ class Traced:
     bytes: tuple[int, ...]
     seconds: tuple[float, ...]
     levels: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +233,22 @@ class Moment(NamedTuple):
     ran: tuple[int, ...] = ()
 
 
-def course_of(graph: BlockGraph, dropped: Collection[int]) -> Iterator[Moment]:
-    """Yield the moments of a block's backward: each operator that runs again, and each use.
+def course_of(graph: BlockGraph, dropped: Collection[int]) -> tuple[Moment, ...]:
+    """Return the moments of a block's backward: each operator that runs again, and each use.
 
     Args:
         graph: The block.
         dropped: Saved values; they are taken to be droppable together.
     """
-    gone = frozenset(dropped)
+    return _course_of(graph, frozenset(dropped))
+
+
+@lru_cache(maxsize=256)
+def _course_of(graph: BlockGraph, gone: frozenset[int]) -> tuple[Moment, ...]:
+    return tuple(_moments(graph, gone))
+
+
+def _moments(graph: BlockGraph, gone: frozenset[int]) -> Iterator[Moment]:
     kept = graph.saved - gone
     last = {value: moment for moment, value in enumerate(graph.uses)}
     left = Counter(value for value in graph.uses if value in gone)

@@ -208,6 +208,8 @@ class BlockSample:
         freed_late_bytes: Its inputs of which that holds once the model's forward is over.
         shared_bytes: Inputs that it is the first block to take, and of which that holds if none of
             those that take them is recomputed.
+        let_go_bytes: Part of ``activation_bytes`` that it let go of as soon as its forward was
+            over, to make it again.
     """
 
     block: int
@@ -235,6 +237,7 @@ class BlockSample:
     freed_bytes: int = 0
     freed_late_bytes: int = 0
     shared_bytes: int = 0
+    let_go_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

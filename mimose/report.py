@@ -103,7 +103,7 @@ class Tally:
         }
         if part.steps:
             figures["recomputed_blocks"] = part.recomputed / part.steps
-            if part.remade:
+            if self._all.remade:  # Once there are any, 0 is a figure, too.
                 figures["remade_blocks"] = part.remade / part.steps
         if part.peak is not None:
             figures["peak_allocated_bytes"] = part.peak

@@ -298,6 +298,21 @@ def test_compare_pairs_steps_with_the_first_run(call, results):
     assert "out of memory at step 5" in table
 
 
+def test_compare_takes_the_baseline_or_what_it_is_told_to(call, results):
+    paths = names(results)
+    given = [paths["dtr"], paths["full"], paths["baseline"]]
+    found = json.loads(call("compare", *given, "--json")[1])
+    assert [row["planner"] for row in found] == ["baseline", "dtr", "full"]
+    assert [row["is_reference"] for row in found] == [True, False, False]
+    out = call("compare", *given)[1]
+    assert f"the reference is {Path(paths['baseline']).name}, baseline without a budget" in out
+    told = ["--reference", Path(paths["dtr"]).name, "--results", results]
+    found = json.loads(call("compare", *given, *told, "--json")[1])
+    assert [row["planner"] for row in found] == ["dtr", "full", "baseline"]
+    assert found[2]["time_ratio"] == pytest.approx(0.5)
+    assert "two runs" in one_sentence(*call("compare", paths["dtr"], *told))
+
+
 def test_plot_writes_the_figures_asked_for(call, results, tmp_path):
     code, out, _ = call(
         "plot", "--results", results, "--out", tmp_path / "f", "--figure", "loss", "--json"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -38,7 +40,8 @@ def attach(
         planner: A planner's name, or a planner.
         checkpoint: Whether ``accelerator.save_state`` and ``load_state`` take the handle along, so
             that a resumed run goes on with what was learned. Accelerate keeps such objects in a
-            list and loads them by place: attach in the same order in the resumed run.
+            list and loads them by place: attach in the same order in the resumed run. Its file is
+            the first process's; the others that save have one each beside it.
         **options: What :func:`mimose.attach` and the planner take.
 
     Returns:
@@ -64,8 +67,54 @@ def attach(
     if accelerator.native_amp:
         run_inside(handle, accelerator.autocast)
     if checkpoint:
-        accelerator.register_for_checkpointing(handle)
+        kept = _Kept(accelerator, handle)
+        accelerator.register_for_checkpointing(kept)
+        accelerator.register_save_state_pre_hook(kept.save)
+        accelerator.register_load_state_pre_hook(kept.load)
     return handle
+
+
+class _Kept:
+    """A handle in Accelerate's checkpoints.
+
+    Accelerate writes one state for all processes. Those of others than the first lie beside it, as
+    its own files of random states do: there is no collective in it, since many programs have the
+    first process alone save. A process without a file takes what the first one had learned.
+
+    Args:
+        accelerator: What saves and loads it.
+        handle: The handle.
+    """
+
+    def __init__(self, accelerator: Accelerator, handle: Handle) -> None:
+        self._handle = handle
+        self._rank = accelerator.process_index
+        self._number = len(accelerator._custom_objects)
+        self._own: dict[str, Any] | None = None
+
+    def save(self, models: Any, weights: Any, folder: str) -> None:
+        """Write this process's state, before Accelerate writes that of the first one."""
+        if self._rank:
+            self._file(folder).write_text(json.dumps(self._handle.state_dict()), encoding="utf-8")
+
+    def load(self, models: Any, folder: str) -> None:
+        """Read this process's state, before Accelerate loads that of the first one."""
+        file = self._file(folder)
+        self._own = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what Accelerate writes."""
+        return self._handle.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what Accelerate has loaded, or what this process had saved itself."""
+        own, self._own = self._own, None
+        # What does not go with it is from an earlier checkpoint in the same folder.
+        alike = own is not None and all(own.get(n) == state.get(n) for n in ("model", "planner"))
+        self._handle.load_state_dict(own if own is not None and alike else state)
+
+    def _file(self, folder: str) -> Path:
+        return Path(folder) / f"mimose_state_{self._number}_{self._rank}.json"
 
 
 def recovering(accelerator: Accelerator, handle: Handle) -> Callable[[Callable[[], T]], T]:

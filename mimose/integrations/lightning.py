@@ -16,7 +16,13 @@ except ImportError:  # The same library under its older name.
 from mimose.attempts import explain_leaving
 from mimose.handle import Handle
 from mimose.handle import attach as attach_model
-from mimose.integrations.shared import figures_for_logs, for_planner, leave, ready_planner
+from mimose.integrations.shared import (
+    figures_for_logs,
+    for_planner,
+    leave,
+    ready_planner,
+)
+from mimose.learning import learned_by_all, learned_by_this
 from mimose.planners.base import Planner
 
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -29,8 +35,9 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
     begins and given back when it ends, in an exception as well; validation is left alone. What was
     learned is part of the checkpoints: a resumed run needs no sheltered steps. Every
     ``log_every_n_steps`` the Trainer's loggers get ``mimose_budget_use``,
-    ``mimose_recomputed_blocks`` (a forward pass), ``mimose_planning_seconds`` and
-    ``mimose_num_violations`` of the steps since the time before.
+    ``mimose_recomputed_blocks`` (a forward pass), ``mimose_remade_blocks`` (those that let single
+    values go), ``mimose_planning_seconds`` and ``mimose_num_violations`` of the steps since the
+    time before.
 
     A step that runs out of memory in its forward or backward pass is undone and run again, once,
     with every block recomputed; what ``training_step`` had logged for the epoch counts twice. Not
@@ -90,7 +97,7 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
         module = _trained(pl_module, self.module)
         self.handle = attach_model(module, self.budget, planner, **self.options)
         if self._learned is not None:
-            self.handle.load_state_dict(self._learned, strict=False)
+            self.handle.load_state_dict(learned_by_this(self._learned), strict=False)
         if "optimizer_step" not in vars(pl_module):
             self._recover(trainer, pl_module, self.handle)
 
@@ -145,10 +152,12 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
         self.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned, as plain data."""
+        """Return what was learned in all processes, each of which calls it, as plain data."""
         if self.handle is not None:
             self._learned = self.handle.state_dict()
-        return {} if self._learned is None else {"learned": self._learned}
+        if self._learned is None:
+            return {}
+        return {"learned": learned_by_all(self._learned, self.handle)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` returned, once training begins."""

@@ -19,7 +19,13 @@ _ATTACHING = frozenset(
     for name, parameter in inspect.signature(attach).parameters.items()
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY
 )
-_LOGGED = ("budget_use", "recomputed_blocks", "planning_seconds", "num_violations")
+_LOGGED = (
+    "budget_use",
+    "recomputed_blocks",
+    "remade_blocks",
+    "planning_seconds",
+    "num_violations",
+)
 _PREFIX = "mimose_"
 
 

@@ -6,8 +6,8 @@ import copy
 import functools
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -29,6 +29,7 @@ from mimose.integrations.shared import (
     ready_planner,
 )
 from mimose.integrations.trainer_arguments import COMPILED, check_arguments
+from mimose.learning import learned_by_all, learned_by_this
 from mimose.planners.base import Planner
 
 _STEPPING_IN_BACKWARD = ("lomo", "adalomo")
@@ -47,7 +48,8 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     Trainer's checkpoints: a resumed run needs no sheltered steps, under another budget neither.
 
     Each training log gains ``mimose_budget_use``, ``mimose_recomputed_blocks`` (a forward pass),
-    ``mimose_planning_seconds`` and ``mimose_num_violations``, of the steps since the log before.
+    ``mimose_remade_blocks`` (those that let single values go), ``mimose_planning_seconds`` and
+    ``mimose_num_violations``, of the steps since the log before and of the first process.
     Callbacks that come before this one in the Trainer's list, as those that report elsewhere do,
     have read the log by then; ``docs/use.md`` says how to put this one first.
 
@@ -93,6 +95,7 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.learned: dict[str, Any] | None = None
         self.summary: str | None = None
         self.left_out: list[str] = []
+        self._saving: dict[str, Any] | None = None
         self._windows: Windows | None = None
 
     # -- the Trainer's events
@@ -137,7 +140,7 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             run_inside(handle, functools.partial(get_mixed_precision_context_manager, True))
         learned = _learned(state, type(self).__name__) or self.learned
         if learned is not None:
-            handle.load_state_dict(learned, strict=False)
+            handle.load_state_dict(learned_by_this(learned), strict=False)
         # A checkpoint from before this callback was there knows nothing of it, and the Trainer
         # fails at its next one for want of a place.
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
@@ -180,7 +183,7 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint of the Trainer's keeps, as plain data."""
         if self.handle is not None:
-            self.learned = self.handle.state_dict()
+            self.learned = self._saving or self.handle.state_dict()
         kept = {name: value for name, value in self.options.items() if plain(value)}
         return {
             "args": {"budget": self.budget, "planner": self.planner, **kept},
@@ -189,6 +192,16 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "left_out": sorted(self.options.keys() - kept.keys()),
             },
         }
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Have :meth:`state` tell of all processes; each of them enters this to save."""
+        if self.handle is not None:
+            self._saving = learned_by_all(self.handle.state_dict(), self.handle)
+        try:
+            yield
+        finally:
+            self._saving = None
 
     # -- without the Trainer
 
@@ -278,7 +291,7 @@ def _watch(trainer: Any) -> None:
 
 
 class _Watched:
-    """The two methods of a Trainer that an exception leaves."""
+    """The two methods of a Trainer that an exception leaves, and the one that all save with."""
 
     callback_handler: Any
     accelerator: Any
@@ -301,6 +314,12 @@ class _Watched:
             if callback.handle is not None:
                 return callback.run_step(once, last=self.accelerator.sync_gradients)
         return once()
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as saving:
+            for callback in _callbacks_of(self):
+                saving.enter_context(callback.saving())
+            return super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
 
 
 def _callbacks_of(trainer: _Watched) -> list[MimoseCallback]:

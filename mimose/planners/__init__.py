@@ -28,7 +28,7 @@ from mimose.planners.sqrt_n import SqrtN
 from mimose.planners.sublinear import Sublinear
 from mimose.planners.sublinear_greedy import SublinearGreedy
 
-__all__ = ["PLANNERS", "Planner", "make_planner", "planner_options"]
+__all__ = ["PLANNERS", "Planner", "make_planner", "planner_defaults", "planner_options"]
 
 PLANNERS: dict[str, type[Planner]] = {
     "baseline": Baseline,
@@ -87,6 +87,14 @@ def planner_options(name: str) -> tuple[str, ...] | None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
     return tuple(p.name for p in parameters)
+
+
+def planner_defaults(name: str) -> dict[str, Any]:
+    """Return a planner's options and what they are by default; none of one from outside."""
+    if name not in PLANNERS:
+        return {}
+    parameters = inspect.signature(PLANNERS[name]).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def _class_of(name: str) -> type[Planner]:

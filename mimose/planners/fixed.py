@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from mimose.plan import Plan
 from mimose.planners.constant import Constant
-from mimose.records import Decision, Situation, Size
+from mimose.records import Decision, Situation, Size, StepRecord
 
 
 class Fixed(Constant):
@@ -30,7 +31,8 @@ class Fixed(Constant):
     def __init__(self, plan: Plan | str | Path) -> None:
         super().__init__()
         # Text covers any model with enough blocks, whereas a plan and a file say how many.
-        self._open_ended = False
+        self._open_ended = self._told = False
+        self._missed = 0
         if isinstance(plan, Plan):
             self._plan = plan
         elif isinstance(plan, Path):
@@ -58,6 +60,26 @@ class Fixed(Constant):
                 f"{info.num_blocks} (0-{info.num_blocks - 1}): give a plan for that many"
             )
         return Decision(plan)
+
+    def observe(self, record: StepRecord) -> None:
+        """Warn, once, if no step has let any of the values go that the plan says."""
+        meant, done = self._plan.remade, record.plan
+        if self._told or not meant or record.outcome != "ok" or not isinstance(done, Plan):
+            return
+        self._missed += not done.remade
+        # One step that recomputed them may have run out of memory before.
+        once = done.recomputed.issuperset(r.block for r in meant) and self._missed < 2
+        self._told = bool(done.remade) or not once
+        if done.remade or once:
+            return
+        graphs = ", ".join(sorted({f"#{r.graph}" for r in meant if r.graph}))
+        lacking = f"has the graph {graphs} that it was made for" if graphs else "has such values"
+        warnings.warn(
+            f"nothing of what the fixed plan lets go of single values applies: no block {lacking}. "
+            "Such blocks keep all the first time and are recomputed whole from then on; give a "
+            "plan that auto has made for this model, dtype and size",
+            stacklevel=2,
+        )
 
 
 def _read(path: Path) -> Plan:

@@ -3,30 +3,34 @@
 The shuttling collector runs every block twice in the forward pass. Yet a block that is recomputed
 shows what it saves in its first run already, since hooks see it although it is not kept, and what
 having it kept takes when it runs again in backward; a block that is kept shows all that in its only
-run. So a step under any plan of single blocks can teach, at the price of looking.
+run; and so does one that lets values go, which are there until its forward is over. So a step under
+any plan of single blocks can teach, at the price of looking.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from operator import add
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from mimose.devices.base import Device
-from mimose.records import Collected
+from mimose.devices.base import Device, Mark
+from mimose.menu import Traced, course_of
+from mimose.records import BlockSample, Collected
 from mimose.runtime.calls import Key
 from mimose.runtime.capturing import Captured
 from mimose.runtime.checkpointing import active_checkpoint
 from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import tensors_in
 from mimose.runtime.ledger import OUTSIDE
+from mimose.runtime.remaking.saving import Saving
 from mimose.runtime.remaking.trace import Trace
 from mimose.runtime.remaking.tracing import Tracer, recording
 from mimose.runtime.shuttle import Collector, look_for_checkpoint, peak_of
@@ -46,6 +50,18 @@ RIDES = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
 2.8 and later do."""
 
 
+class Passage(NamedTuple):
+    """What was measured where backward came to a saved tensor.
+
+    Attributes:
+        start: The level as it came there, that tensor included.
+        peak: The highest level until it came to the next one.
+    """
+
+    start: int
+    peak: int
+
+
 class RidingCollector(Collector):
     """Collects one step under its own plan. Levels are as the shuttling collector's.
 
@@ -59,8 +75,12 @@ class RidingCollector(Collector):
         super().__init__(device, largest_gradient, count=count)
         self._running: tuple[Key, BlockForward, Saved, Tracer | None] | None = None
         # Peaks within a block's backward, from each tensor that it needs to the next.
-        self._moments: dict[Key, dict[int, int]] = {}
+        self._moments: dict[Key, dict[int, Passage]] = {}
         self._moment: tuple[Key, int] | None = None
+        self._saving: Saving | None = None
+        self._dropped: dict[Key, tuple[int, ...]] = {}
+        # Peaks within a block's backward until it needs the first tensor.
+        self._before: dict[Key, int] = {}
 
     def run(
         self,
@@ -71,6 +91,7 @@ class RidingCollector(Collector):
         rerun: Callable[[], Any] | None,
         cores: Cores | None = None,
         tracer: Tracer | None = None,
+        saving: Saving | None = None,
     ) -> Any:
         """Run a block call as the plan says, measure it, and return its result.
 
@@ -82,8 +103,10 @@ class RidingCollector(Collector):
             rerun: Runs the call checkpointed, if the plan says so.
             cores: None: no plan of single blocks has any.
             tracer: Traces the call, if it is to be traced.
+            saving: Takes what a kept call saves, if some of it is to go; see :meth:`let_go`.
         """
         if rerun is None or self.gave_up:
+            self._saving = saving
             return super().run(key, wrapper, args, kwargs, rerun, cores, tracer)
         levels, ledger = self._levels, self._ledger
         start = ledger.measure()
@@ -139,6 +162,15 @@ class RidingCollector(Collector):
         ledger.begin(OUTSIDE)
         return result
 
+    def let_go(self, key: Key, dropped: tuple[int, ...]) -> None:
+        """Note that a call has just let values of its graph go; until then it counts as kept."""
+        sample = self._samples.get(key)
+        if sample is None or self._closed:
+            return
+        # Trying recipes out may have taken more than the block itself: this mark leaves that out.
+        sample.let_go = max(0, sample.end - self._levels.mark().allocated)
+        self._dropped[key] = dropped
+
     @contextmanager
     def first_running(self, key: Key) -> Iterator[None]:
         """Look at a block's first run, which takes place within its checkpoint."""
@@ -188,6 +220,8 @@ class RidingCollector(Collector):
         tracer: Tracer | None,
         pack: Callable[[torch.Tensor], Any],
         unpack: Callable[[Any], torch.Tensor],
+        *,
+        remade: bool = False,
     ) -> AbstractContextManager[Any]:
         """Return hooks that look at what a call saves, and at when backward comes to it."""
         count = 0
@@ -205,6 +239,10 @@ class RidingCollector(Collector):
 
         def needing(packed: Any) -> Any:
             place, held = packed
+            if remade and not (self._closed or self.finished):
+                # Making it again belongs neither to what was before nor to it.
+                peak = self._end_moment().peak_allocated
+                self._before.setdefault(key, (peak or 0) - self._base)
             tensor = unpack(held)
             self._come_to(key, place)
             return tensor
@@ -216,7 +254,14 @@ class RidingCollector(Collector):
     ) -> AbstractContextManager[Any]:
         """Return the context of a call that keeps all that it saves."""
         stack = ExitStack()
-        stack.enter_context(self._hooks(key, saved, tracer, _detached, _same))
+        pack: Callable[[torch.Tensor], Any] = _detached
+        unpack: Callable[[Any], torch.Tensor] = _same
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            stack.enter_context(saving.hooks())
+            pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        hooks = self._hooks(key, saved, tracer, pack, unpack, remade=saving is not None)
+        stack.enter_context(hooks)
         if tracer is not None:
             stack.enter_context(recording(tracer))
         return stack
@@ -224,28 +269,43 @@ class RidingCollector(Collector):
     def collected(self, number: Callable[[Key], int]) -> Collected:
         """Return what was measured, blocks numbered by ``number``; may wait for the device."""
         found = super().collected(number)
-        levels = {
-            number(key): _by_use(self.traces[key], moments, self._samples[key].level)
+        shown = {
+            number(key): by_use(self.traces[key], moments, self._samples[key].level)
             for key, moments in self._moments.items()
             if key in self.traces
         }
-        traced = tuple(replace(t, levels=levels.get(t.block, ())) for t in found.traced)
-        return replace(found, traced=traced)
+        dropped = {number(key): values for key, values in self._dropped.items()}
+        firsts = {number(key): peak for key, peak in self._before.items()}
+        blocks = {sample.block: sample for sample in found.blocks}
+        traced = []
+        for one in found.traced:
+            starts, levels = shown.get(one.block, ((), ()))
+            inside = replace(one, starts=starts, levels=levels)
+            if one.block in dropped and one.block in blocks:
+                sample, before = blocks[one.block], firsts.get(one.block, 0)
+                inside, blocks[one.block] = as_kept(inside, dropped[one.block], sample, before)
+            traced.append(inside)
+        return replace(found, blocks=tuple(blocks.values()), traced=tuple(traced))
 
     def _come_to(self, key: Key, place: int) -> None:
         """Note that backward has come to what a block has saved at ``place``."""
-        if not (self._closed or self.finished):
-            self._end_moment()
+        if self._closed or self.finished:
+            return
+        mark = self._end_moment()
+        if mark.peak_allocated is not None:
+            start = mark.allocated - self._base
+            self._moments.setdefault(key, {}).setdefault(place, Passage(start, start))
             self._moment = key, place
 
-    def _end_moment(self) -> None:
+    def _end_moment(self) -> Mark:
         """Note the peak since backward came to the last tensor."""
-        peak = self._levels.look().peak_allocated
+        mark = self._levels.look()
         moment, self._moment = self._moment, None
-        if moment is not None and peak is not None:
+        if moment is not None and mark.peak_allocated is not None:
             key, place = moment
-            moments = self._moments.setdefault(key, {})
-            moments[place] = max(peak - self._base, moments.get(place, 0))
+            start, peak = self._moments[key][place]
+            self._moments[key][place] = Passage(start, max(peak, mark.peak_allocated - self._base))
+        return mark
 
     def _arrived(self, key: Key, gradient: torch.Tensor) -> None:
         if not (self._closed or self.finished):
@@ -258,18 +318,72 @@ class RidingCollector(Collector):
         super()._left(key, gradient)
 
 
-def _by_use(trace: Trace, moments: dict[int, int], level: int) -> tuple[int, ...]:
-    """Return the peaks of a block's backward, one for each use of a value, above ``level``."""
-    found: list[int] = []
-    highest = 0
-    for place in reversed(range(len(trace.packs))):
-        highest = max(highest, moments.get(place, 0))
-        if trace.packs[place].value >= 0:
-            found.append(highest - level)
-            highest = 0
-    if found and highest:
-        found[-1] = max(found[-1], highest - level)
-    return tuple(found) if moments else ()
+def as_kept(
+    traced: Traced, dropped: Sequence[int], sample: BlockSample, before: int
+) -> tuple[Traced, BlockSample]:
+    """Return what a block that let values go would have shown in backward, had it kept them.
+
+    Args:
+        traced: What was seen inside it, the levels of its backward as they were.
+        dropped: The values.
+        sample: Its sample, likewise.
+        before: The peak of its backward until that needed the first of them, from the same level
+            as the sample's.
+    """
+    if sample.backward_peak_bytes is None or not traced.levels:
+        return traced, sample
+    more = [0] * len(traced.levels)
+    for sign, values in ((1, ()), (-1, dropped)):
+        for use, alive, ran in course_of(traced.graph, values):
+            if not ran:
+                # Of what is held longer so as to make them, the most part is there anyway.
+                more[use] += sign * sum(traced.bytes[v] for v in alive.intersection(dropped))
+    levels = tuple(map(add, traced.levels, more))
+    peak = max(sample.level_bytes + max(levels), before + sample.let_go_bytes)
+    return (
+        replace(traced, starts=tuple(map(add, traced.starts, more)), levels=levels),
+        replace(sample, backward_peak_bytes=peak),
+    )
+
+
+def by_use(
+    trace: Trace, moments: Mapping[int, Passage], level: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where a block's backward stands as it comes to each use of a value, and its peaks.
+
+    A node comes to all that it has saved before it runs: the peak belongs to the last of that.
+
+    Args:
+        trace: The block's trace.
+        moments: By place among what was saved what was measured there, in backward's order.
+        level: The level before the block's forward, from which both are counted.
+    """
+    places = [place for place in trace.order if trace.packs[place].value >= 0]
+    if not moments or not places:
+        return (), ()
+    lowest = min(start for start, _ in moments.values())
+    starts = {place: moments[place].start if place in moments else lowest for place in places}
+    peaks = dict(starts)
+    owner = places[0]
+    for node in _nodes(moments):
+        owner = max((place for place in node if place in peaks), default=owner)
+        peaks[owner] = max(peaks[owner], *(moments[place].peak for place in node))
+    return (
+        tuple(starts[place] - level for place in places),
+        tuple(peaks[place] - level for place in places),
+    )
+
+
+def _nodes(moments: Mapping[int, Passage]) -> Iterator[list[int]]:
+    """Yield the places that belong to one node of backward's each: those that rise."""
+    node: list[int] = []
+    for place in moments:
+        if node and place < node[-1]:
+            yield node
+            node = []
+        node.append(place)
+    if node:
+        yield node
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,8 @@ from mimose.runtime.conditions import CallMemory, cache_weights, cached_weights
 from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import DataFlow, FlowRecorder, tensors_in
 from mimose.runtime.regions import OpenRegion, run_block
-from mimose.runtime.remaking.remaker import Remaker
+from mimose.runtime.remaking.remaker import Looked, Remaker, before
+from mimose.runtime.remaking.saving import Saving
 from mimose.runtime.riding import RidingCollector
 from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
@@ -243,6 +244,12 @@ class Run:
             recorder.enter_block(wrapper.module, args, kwargs)
         if self._collector is not None:
             riding = isinstance(self._collector, RidingCollector)
+            remaker, remade = self._remaker, self._remade.get(block) if riding else None
+            looked = None if remaker is None else remaker.look(key, wrapper, args, kwargs)
+            if remade is not None and (
+                remaker is None or looked is None or not remaker.fits(looked, remade)
+            ):
+                remade, recompute = None, True
             twice = (recompute or not riding) and self._may_run_twice(key, wrapper, args, kwargs)
 
             cached = cached_weights()
@@ -256,7 +263,8 @@ class Run:
 
             cores = self._cores_of(key, block)
             with nullcontext() if cores is None else cores.recomputed(wrapper.module):
-                result = self._collect(key, wrapper, args, kwargs, rerun if twice else None, cores)
+                again = rerun if twice else None
+                result = self._collect(key, wrapper, args, kwargs, again, cores, looked, remade)
             if cores is not None and cores.found:
                 self.cored.add(key)
         elif recompute:
@@ -278,17 +286,31 @@ class Run:
         kwargs: dict[str, Any],
         rerun: Callable[[], Any] | None,
         cores: Cores | None,
+        looked: Looked | None,
+        remade: Remade | None,
     ) -> Any:
-        """Have a call measured, and traced where that is wanted and can be."""
+        """Have a call measured, and traced where that is wanted and can be; then values may go."""
         collector, remaker = self._collector, self._remaker
         assert collector is not None, "only collecting steps are measured"
-        looked = None if remaker is None else remaker.look(key, wrapper, args, kwargs)
         if remaker is None or looked is None:
             return collector.run(key, wrapper, args, kwargs, rerun, cores)
-        result = collector.run(key, wrapper, args, kwargs, rerun, cores, remaker.tracer(looked))
+        tracer = remaker.tracer(looked)
+        if remade is None or collector.gave_up:
+            result = collector.run(key, wrapper, args, kwargs, rerun, cores, tracer)
+            trace = collector.traces.get(key)
+            if trace is not None:
+                remaker.learn(looked, trace)
+            return result
+        assert isinstance(collector, RidingCollector), "others recompute all that they measure"
+        everything, saving = before(tracer), Saving(wrapper.name)
+        result = collector.run(key, wrapper, args, kwargs, None, cores, tracer, saving)
         trace = collector.traces.get(key)
-        if trace is not None:
-            remaker.learn(looked, trace)
+        if trace is not None and not remaker.learn(looked, trace):
+            trace = None
+        done = remaker.drop(trace, remade, saving, everything)
+        if done is not None:
+            self.remade[key] = done
+            collector.let_go(key, done.dropped)
         return result
 
     def _cores_of(self, key: Key, block: int) -> Cores | None:

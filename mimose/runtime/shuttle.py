@@ -65,11 +65,13 @@ class Sample:
         "checkpointed",
         "copies",
         "copy_bytes",
+        "end",
         "freed",
         "freed_late",
         "inside_checkpoint",
         "kept",
         "kept_peak",
+        "let_go",
         "level",
         "measured",
         "output",
@@ -89,6 +91,7 @@ class Sample:
         self.passing: list[tuple[StorageWeakRef, int]] = []
         self.copies: list[tuple[StorageWeakRef, int]] = []
         self.copy_bytes = self.freed = self.freed_late = self.shared = 0
+        self.end = self.let_go = 0
         self.unsaved: dict[int, int] = {}
         self.kept = False
         self.checkpointed = self.inside_checkpoint = self.around_checkpoint = False
@@ -145,6 +148,7 @@ class Sample:
             freed_bytes=self.freed,
             freed_late_bytes=self.freed_late,
             shared_bytes=self.shared,
+            let_go_bytes=self.let_go,
         )
 
 
@@ -267,6 +271,7 @@ class Collector:
             self.traces[key] = tracer.finish(result)
         sample.around_checkpoint = wrapper.checkpoints
         high = levels.mark()
+        sample.end = high.allocated
         outputs = new_storages((result, captured.added()), inputs)
         others = storages_of(wrapper.module, inputs).union(outputs)
         sample.saved_storages = tuple(alive(saved, others))
@@ -274,6 +279,7 @@ class Collector:
         sample.output = sum(round_up(size, ROUND) for size in outputs.values())
         sample.activation = max(0, high.allocated - low - sample.output)
         sample.kept_peak = sample.checkpoint_peak = peak_of(high) - low
+        sample.unsaved = self._unsaved((args, kwargs), saved)
         if [t._version for t in inputs] != versions:
             self.keep_only.add(key)
             rerun = None
@@ -284,7 +290,6 @@ class Collector:
             device.set_rng_state(random)
             snapshot.put_back()
             snapshot.clear()
-            sample.unsaved = self._unsaved((args, kwargs), saved)
             del args, kwargs
             before_plain, low = low, levels.mark().allocated
             casts = cast_sizes(wrapper.module, device.torch_device.type)
@@ -322,11 +327,14 @@ class Collector:
     def _unsaved(self, own: tuple[Any, Any], saved: Saved) -> dict[int, int]:
         """Return which arguments a plain call saves nothing of: their places and their bytes.
 
-        Those that share their memory are left out, and those that the block before saves.
+        Those that share their memory are left out, those that the block before saves, and those
+        without a gradient, which values may be made again from.
         """
         found = {}
         for place, leaf in enumerate(pytree.tree_leaves(own)):
             if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+                continue
+            if not leaf.requires_grad:
                 continue
             storage = leaf.untyped_storage()
             whole = leaf.nbytes == storage.nbytes()
@@ -423,7 +431,7 @@ class Collector:
             self._first_peak = peak
             return
         last.checkpoint_peak = max(last.checkpoint_peak, peak - last.level)
-        above = peak - last.level + (0 if last.kept else last.activation)
+        above = peak - last.level + (last.let_go if last.kept else last.activation)
         last.kept_peak = max(last.kept_peak, above)
 
     def _watch_gradients(self, key: Key, result: Any, inputs: Iterable[torch.Tensor]) -> None:

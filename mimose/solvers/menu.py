@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.menu import BlockGraph, Traced, cost_of
+from mimose.menu import BlockGraph, Traced, course_of
 
 Vector = NDArray[np.float64]
 
 MOST_TRIED = 10
 """Of so many values, the largest, every set is tried; further ones are added one by one."""
 MOST_CANDIDATES = 256
-_MOST_REMEMBERED = 64
+_MOST_REMEMBERED, _MOST_COURSES = 64, 512
 _TINY = 0.01
 """Values that are together less than this share of what the block saves are kept."""
 
@@ -34,7 +34,7 @@ class Front(NamedTuple):
 
     Attributes:
         places: For each entry the place of its candidate.
-        freed: The bytes that each frees.
+        freed: The bytes that each frees, less those that it has held instead.
         seconds: What making them again takes; none is as fast as one that frees less.
     """
 
@@ -51,34 +51,54 @@ class Candidates:
         sets: The sets, each sorted.
         dropped: A row a set, a column a value: 1 if it is dropped.
         runs: A row a set, a column an operator: how often it runs again.
+        holds: For each set whether it takes inputs that the block does not save.
     """
 
     sets: tuple[tuple[int, ...], ...]
     dropped: Vector
     runs: Vector
+    holds: NDArray[np.bool_]
 
-    def front(self, sizes: Vector, seconds: Vector) -> Front:
+    def front(self, sizes: Vector, seconds: Vector, inputs: float = 0.0) -> Front:
         """Return the candidates worth choosing from at one size.
 
         Args:
             sizes: Bytes of each value.
             seconds: Seconds of each operator.
+            inputs: Bytes of inputs that stay only if something is made again from them.
         """
-        freed, taken = self.dropped @ sizes, self.runs @ seconds
+        freed, taken = self.dropped @ sizes - inputs * self.holds, self.runs @ seconds
         # Slowest last, and of equally slow ones the one that frees least: each that frees more
         # than all before it stays.
         order = np.lexsort((-freed, taken))
         ordered = freed[order]
-        highest = np.maximum.accumulate(ordered)
+        highest = np.maximum.accumulate(np.maximum(ordered, 0.0))
         new = ordered > np.concatenate([[0.0], highest[:-1]])
         places = order[new]
         return Front(places, freed[places], taken[places])
+
+    def worth(self, sizes: Vector, seconds: Vector) -> list[int]:
+        """Return the places of those on the front for any bytes of inputs.
+
+        Args:
+            sizes: Bytes of each value.
+            seconds: Seconds of each operator.
+        """
+        places = self.front(sizes, seconds).places.tolist()
+        if self.holds.any():
+            # In between nothing else comes: where inputs are dear none of the rest is worse off.
+            dear = float(sizes.sum()) + 1.0
+            places += self.front(sizes, seconds, dear).places.tolist()
+        return list(dict.fromkeys(places))
 
     def among(self, places: Sequence[int]) -> Candidates:
         """Return the candidates at these places alone."""
         chosen = list(places)
         return Candidates(
-            tuple(self.sets[p] for p in chosen), self.dropped[chosen], self.runs[chosen]
+            tuple(self.sets[p] for p in chosen),
+            self.dropped[chosen],
+            self.runs[chosen],
+            self.holds[chosen],
         )
 
 
@@ -96,7 +116,7 @@ def candidates(graph: BlockGraph, traced: Sequence[Traced]) -> Candidates:
     ranked = _relevant(graph, sizes)
     table = _all_sets(graph, tuple(ranked[:MOST_TRIED]))
     for value in ranked[MOST_TRIED:]:
-        best = {p for s, t in zip(sizes, seconds) for p in table.front(s, t).places.tolist()}
+        best = {p for s, t in zip(sizes, seconds) for p in table.worth(s, t)}
         sets = [table.sets[p] for p in sorted(best)]
         more = [tuple(sorted((*s, value))) for s in [(), *sets]]
         table = _table(graph, [*sets, *(s for s in more if graph.can_drop(s))])
@@ -109,22 +129,36 @@ def candidates(graph: BlockGraph, traced: Sequence[Traced]) -> Candidates:
 
 def _within(table: Candidates, graph: BlockGraph, one: Traced) -> list[int]:
     """Return the front of the sets that take no more memory in backward than keeping everything."""
-    most = cost_of(graph, (), one.bytes, one.seconds).working_bytes
     sizes, seconds = np.array(one.bytes, np.float64), np.array(one.seconds, np.float64)
+    most = _working_bytes(graph, (), sizes)
     left = list(range(len(table.sets)))
     good: set[int] = set()
     while True:
-        front = [left[p] for p in table.among(left).front(sizes, seconds).places.tolist()]
+        front = [left[p] for p in table.among(left).worth(sizes, seconds)]
         bad = {
             p
             for p in front
-            if p not in good
-            and cost_of(graph, table.sets[p], one.bytes, one.seconds).working_bytes > most
+            if p not in good and _working_bytes(graph, table.sets[p], sizes) > most
         }
         if not bad:
             return front
         good.update(p for p in front if p not in bad)
         left = [p for p in left if p not in bad]
+
+
+def _working_bytes(graph: BlockGraph, dropped: tuple[int, ...], sizes: Vector) -> float:
+    """Return the most that is alive of a block's values at any moment of its backward."""
+    return float((_alive(graph, dropped) @ sizes).max())
+
+
+@lru_cache(maxsize=_MOST_COURSES)
+def _alive(graph: BlockGraph, dropped: tuple[int, ...]) -> Vector:
+    """Return a row a moment of a block's backward, a column a value: 1 if it is there."""
+    moments = dict.fromkeys(moment.alive for moment in course_of(graph, dropped))
+    found = np.zeros((len(moments), graph.num_values))
+    for row, values in zip(found, moments):
+        row[list(values)] = 1.0
+    return found
 
 
 def runs_again(graph: BlockGraph, dropped: Sequence[int]) -> list[int]:
@@ -185,4 +219,6 @@ def _table(graph: BlockGraph, sets: Sequence[tuple[int, ...]]) -> Candidates:
     for row, values in enumerate(sets):
         dropped[row, list(values)] = 1.0
     runs = np.array([runs_again(graph, s) for s in sets], np.float64)
-    return Candidates(tuple(sets), dropped, runs.reshape(len(sets), len(graph.operators)))
+    runs = runs.reshape(len(sets), len(graph.operators))
+    holding = np.array([op.holds for op in graph.operators], np.bool_)
+    return Candidates(tuple(sets), dropped, runs, (runs[:, holding] > 0).any(axis=1))

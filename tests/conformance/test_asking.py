@@ -144,6 +144,44 @@ def test_garbage_in_a_cycle_refuses_no_batch():
         assert record.situation.resident_bytes < handle.budget_bytes // 2
 
 
+def test_outside_of_autocast_the_answer_is_for_what_training_was_cast_to():
+    model = build()
+    with mimose.attach(model, BUDGET) as handle:
+        with torch.autocast("cpu", torch.bfloat16):
+            train(model, LENGTHS[:9], handle=handle)
+            longest, plan = handle.longest(tokens(100)), handle.plan_for(tokens(300))
+        assert handle.longest(tokens(100)) == longest
+        assert handle.plan_for(tokens(300)) == plan
+        assert "bfloat16" in handle.last_record.situation.signature
+        # Asked about another dtype, it has nothing to say.
+        with (
+            torch.autocast("cpu", torch.float16),
+            pytest.raises(ValueError, match="three different ones"),
+        ):
+            handle.longest(tokens(100))
+        state = json.loads(json.dumps(handle.state_dict()))
+    again = build()
+    with mimose.attach(again, BUDGET) as handle:
+        handle.load_state_dict(state)
+        assert handle.longest(tokens(100)) > max(LENGTHS)
+        # Training without it is what is asked about from then on.
+        train(again, LENGTHS[:1], handle=handle)
+        with pytest.raises(ValueError, match="three different ones"):
+            handle.longest(tokens(100))
+
+
+def test_a_detached_handle_is_not_asked():
+    model = build()
+    with mimose.attach(model, BUDGET, sheltered=2) as handle:
+        train(model, LENGTHS[:4], handle=handle)
+    for ask in (handle.plan_for, handle.longest):
+        with pytest.raises(ValueError, match=r"detached, .*: ask before detach\(\)"):
+            ask(tokens(100))
+    # What was learned and what came of it is still there.
+    assert handle.state_dict()["learned"]
+    assert "steps: 4" in handle.summary()
+
+
 def test_only_a_planner_that_predicts_says_which_length_fits():
     with (
         mimose.attach(build(), "1GB", "full") as handle,

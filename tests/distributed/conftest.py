@@ -32,7 +32,9 @@ class Ended:
 def launch(tmp_path: Path) -> Callable[..., list[Ended]]:
     """Return a function that runs a scenario of the worker's in processes of their own."""
 
-    def start(*scenarios: str, num_processes: int = 2, timeout: float = 120) -> list[Ended]:
+    def start(
+        *scenarios: str, num_processes: int = 2, timeout: float = 120, worker: Path = WORKER
+    ) -> list[Ended]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -46,7 +48,7 @@ def launch(tmp_path: Path) -> Callable[..., list[Ended]]:
         begun = time.monotonic()
         running = []
         for rank in range(num_processes):
-            command = [sys.executable, str(WORKER), str(tmp_path), *scenarios]
+            command = [sys.executable, str(worker), str(tmp_path), *scenarios]
             errors = (tmp_path / f"errors-{rank}").open("w+")
             own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             running.append((subprocess.Popen(command, env=own, stderr=errors), errors))

@@ -62,7 +62,10 @@ def forecast(bert_block):
     fit = SimpleNamespace(graph=traced.graph, candidates=candidates(traced.graph, [traced]))
     inside = Inside(fit, np.array(traced.bytes, float), np.array(traced.seconds))
     saved = sum(traced.bytes[v] for v in traced.graph.saved - traced.graph.fixed)
-    profile = SimpleNamespace(activation=(saved,) * 4, forward_seconds=(sum(traced.seconds),) * 4)
+    seconds = (sum(traced.seconds),) * 4
+    profile = SimpleNamespace(
+        activation=(saved,) * 4, forward_seconds=seconds, freed=(0,) * 4, num_blocks=4
+    )
     return SimpleNamespace(profile=profile, inside=dict.fromkeys(range(3), inside))
 
 
@@ -77,6 +80,25 @@ def test_a_menu_goes_from_keeping_all_to_recomputing(forecast):
     text = menus.describe_menus([menu], {(4, 256): "256"}, "tokens")
     assert "menu of blocks 0-2 for 4 x 256 tokens" in text
     assert "% " in text
+
+
+def test_what_may_go_to_the_host_stands_beside_what_is_dropped(forecast):
+    (menu,) = menus.menus_of((4, 256), forecast, bandwidth=12e9)
+    first, *_, last = menu.entries
+    assert first.drops == (menus.KEEPS,)
+    assert first.offloaded
+    assert last.offloaded == ()
+    for entry in menu.entries:
+        assert not set(entry.drops) & set(entry.offloaded)
+        seconds = entry.offloaded_bytes / 12e9
+        assert seconds < menu.forward_seconds
+    text = menus.describe_menus([menu], {(4, 256): "256"}, "tokens")
+    assert f"to the host {', '.join(first.offloaded)}" in text
+    assert menus.KEEPS not in text  # It is no keeping all where something leaves.
+    forecast.inside = {3: forecast.inside[0]}
+    (menu,) = menus.menus_of((4, 256), forecast, bandwidth=12e9)
+    assert not any(entry.offloaded for entry in menu.entries)  # The last block sends nothing.
+    assert "to the host" not in menus.describe_menus([menu], {(4, 256): "256"}, "tokens")
 
 
 def test_a_plan_is_told_block_by_block(forecast):

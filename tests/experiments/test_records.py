@@ -57,7 +57,7 @@ def test_the_columns_are_those_of_the_contract_in_their_order():
     more = (
         "wait_seconds weight decoder_length image_pixels model_flops hardware_flops "
         "num_rematerializations eviction_maintenance_seconds eviction_overhead_seconds "
-        "swap_wait_seconds num_remade"
+        "swap_wait_seconds num_remade remade_bytes offloaded_bytes"
     )
     assert " ".join(STEPS.names) == f"{DESIGN_COLUMNS} {more}"
     assert " ".join(BLOCKS.names) == (

@@ -147,7 +147,7 @@ def test_losses_are_compared_exactly():
 class FakeRun:
     def __init__(self, frame, label):
         self.steps, self.device_label, self.time_label = frame, label, label
-        self.name = self.planner = "p"
+        self.name = self.planner = self.planner_label = "p"
         self.info = {"outcome": "done"}
         self.summary = summary.summarize(frame, {})
 

@@ -150,6 +150,30 @@ def test_logs_gain_figures_and_the_model_comes_back(trainer):
     assert "forward" not in vars(model)
 
 
+def test_values_made_again_or_offloaded_are_logged_and_change_no_loss(trainer):
+    kept = trainer(Silent())
+    kept.train()
+    again = trainer(MimoseCallback(None, "fixed", plan="remake 0-5 [16] offload [8]"))
+    again.train()
+    assert losses(again) == losses(kept)
+    logs = [log for log in again.state.log_history if "loss" in log]
+    assert [log["mimose_remade_blocks"] for log in logs] == [6, 6]
+    assert [log["mimose_recomputed_blocks"] for log in logs] == [0, 0]
+
+
+def test_offloading_is_an_option_that_a_checkpoint_keeps(trainer):
+    callback = MimoseCallback("20MB", offload=True)
+    seen = []
+
+    class Watching(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            seen.append(callback.handle.planner.offload)
+
+    trainer(callback, Watching(), max_steps=1).train()
+    assert seen == [True]
+    assert MimoseCallback.from_state(callback.state()).options == {"offload": True}
+
+
 def test_first_in_the_list_its_figures_reach_those_that_report(trainer):
     class Reporting(TrainerCallback):
         seen = ()
@@ -344,8 +368,8 @@ def test_a_checkpoint_from_before_the_callback_is_resumed(trainer, tmp_path):
     again.train(resume_from_checkpoint=True)
     state = json.loads((tmp_path / "out/checkpoint-2/trainer_state.json").read_text())
     saved = state["stateful_callbacks"]["MimoseCallback"]
-    assert saved["args"] == {"budget": "20MB", "planner": "mimose", "sheltered": 1}
-    assert saved["attributes"]["learned"]["planner"] == "mimose"
+    assert saved["args"] == {"budget": "20MB", "planner": "auto", "sheltered": 1}
+    assert saved["attributes"]["learned"]["planner"] == "auto"
 
 
 def test_a_restored_callback_says_what_a_checkpoint_cannot_hold(trainer):

@@ -139,6 +139,32 @@ def test_sheltered_steps_end_with_the_third_length(bert):
     assert phases == ["sheltered"] * 5 + ["responsive"] * 2
 
 
+@pytest.mark.parametrize("second", [300, 400, 440])
+def test_what_is_measured_after_the_first_step_makes_single_values_again(bert, second):
+    m = bert(budget=4 * GB)
+    planner = Auto()
+    planner.bind(m.info)
+    first, _ = m.step(planner, (12, 400))
+    decision, record = m.step(planner, (12, second))
+    assert (decision.phase, decision.collect) == ("sheltered", True)
+    assert decision.plan.num_remade > 0
+    assert record.peak_allocated_bytes <= decision.predicted_peak_bytes <= 4 * GB
+    size = 12, second
+    assert m.seconds(size, decision.plan) < 0.6 * m.seconds(size, first.plan)
+
+
+def test_a_length_beyond_those_seen_is_measured_under_a_plan_almost_as_good_as_any(bert):
+    m, knows = bert(budget=4 * GB), bert(budget=4 * GB)
+    planner, better = learned(m, lengths=[250, 300, 350, 280, 320]), learned(knows)
+    size = 12, 460
+    decision, record = m.step(planner, size)
+    assert decision.phase == "sheltered"
+    assert record.peak_allocated_bytes <= 4 * GB
+    best = knows.step(better, size)[0]
+    assert best.phase == "responsive"
+    assert m.seconds(size, decision.plan) <= 1.5 * m.seconds(size, best.plan)
+
+
 def test_one_length_is_known_after_three_steps(bert):
     m = bert(budget=4 * GB)
     planner = learned(m, lengths=[400] * 3)

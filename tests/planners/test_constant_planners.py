@@ -8,8 +8,9 @@ from mimose.plan import Plan
 from mimose.planners.baseline import Baseline
 from mimose.planners.fixed import Fixed
 from mimose.planners.full import Full
-from mimose.records import ModelInfo, Situation
+from mimose.records import ModelInfo, Situation, StepRecord
 
+SITUATION = Situation(0)
 INFO = ModelInfo(tuple("abcd"), exact=True, free=frozenset({0}), keep_only=frozenset({3}))
 
 
@@ -77,6 +78,33 @@ def test_fixed_with_the_wrong_number_of_blocks(plan):
 def test_fixed_waits_for_the_true_number_of_blocks():
     guess = ModelInfo(("shared",))
     assert decide(Fixed("recompute 0-5"), guess).plan.num_blocks == 6
+
+
+def observed(planner, carried_out, **figures):
+    planner.observe(StepRecord((4, 64), Plan.parse(carried_out, 4), "static", SITUATION, **figures))
+
+
+@pytest.mark.parametrize("kept", ["recompute 0", "recompute 0 | recompute each 1-2"])
+def test_fixed_says_once_that_nothing_of_what_it_remakes_applies(kept):
+    planner = Fixed("recompute 0 | remake 1-2 #3f9c2a1b [2 5]")
+    decide(planner)
+    observed(planner, "recompute 0", outcome="oom")
+    observed(planner, "recompute each 0-3")  # It may have run out of memory before.
+    with pytest.warns(UserWarning, match="no block has the graph #3f9c2a1b that it was made for"):
+        observed(planner, kept)
+    observed(planner, kept)
+
+
+def test_fixed_says_nothing_of_a_plan_that_applies_somewhere():
+    planner = Fixed("remake 1-2 #3f9c2a1b [2 5]")
+    observed(planner, "recompute 1 | remake 2 #3f9c2a1b [2 5]")
+    observed(planner, "keep 0")
+    observed(Fixed("recompute 0"), "keep 0")
+
+
+def test_fixed_without_a_digest_lacks_values():
+    with pytest.warns(UserWarning, match="no block has such values"):
+        observed(Fixed("remake 1-2 [2 5]"), "keep 0")
 
 
 def test_fixed_refuses_what_is_no_plan():

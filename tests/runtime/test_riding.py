@@ -8,7 +8,7 @@ import torch
 from transformers import BertConfig, BertForQuestionAnswering
 
 from mimose.devices.cpu import CpuDevice
-from mimose.plan import Plan
+from mimose.plan import Plan, Region, Remade
 from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, to_row
 from mimose.records import Collected
 from mimose.runtime.blocks import find_blocks
@@ -117,6 +117,43 @@ def test_under_any_plan_it_shows_what_recomputing_all_would_take(
         assert columns[name] == pytest.approx(expected[name], abs=NUMBER), name
     for name in ("level", "backward_peak", "outside"):
         assert columns[name] == pytest.approx(expected[name], abs=BLOCKS * (STATE + NUMBER)), name
+
+
+@pytest.mark.parametrize(
+    ("names", "remade"),
+    [(("gelu",), (1, 2)), (("gelu", "native_layer_norm"), (0, 1)), (("mul", "softmax"), (0, 1))],
+)
+def test_what_a_block_lets_go_is_measured_as_though_it_were_kept(
+    cpu: CpuDevice, names: tuple[str, ...], remade: tuple[int, ...]
+) -> None:
+    everything = Plan.recompute_each(BLOCKS)
+    recomputed, _, gradients = collected(cpu, everything, ride=True)
+    whole = row_of(recomputed, everything)
+    kept = {t.block: t for t in collected(cpu, Plan.keep_all(BLOCKS), ride=True)[0].traced}
+    graph = kept[0].graph
+    name_of = [name.split("#")[0] for name in graph.names()]
+    dropped = tuple(v for v in graph.droppable() if name_of[v] in names)
+    assert dropped
+    assert graph.can_drop(dropped)
+    regions = () if 2 in remade else (Region(2, 2),)
+    parts = tuple(Remade(b, dropped, (), graph.digest) for b in remade)
+    plan = Plan(BLOCKS, regions, (), parts)
+    found, carried_out, others = collected(cpu, plan, ride=True)
+    assert carried_out == plan
+    assert all(map(torch.equal, gradients, others))
+    samples = {s.block: s for s in found.blocks}
+    for block in remade:
+        gone = sum(kept[block].bytes[v] for v in dropped)
+        assert samples[block].let_go_bytes == pytest.approx(gone, abs=NUMBER)
+    columns = row_of(found, plan)
+    for name in ("activation", "output", "kept_peak"):
+        assert columns[name] == pytest.approx(whole[name], abs=NUMBER), name
+    for name in ("level", "backward_peak", "outside"):
+        assert columns[name] == pytest.approx(whole[name], abs=BLOCKS * (STATE + NUMBER)), name
+    for traced in found.traced:
+        assert traced.bytes == kept[traced.block].bytes
+        expected = kept[traced.block].levels
+        assert traced.levels == pytest.approx(expected, abs=BLOCKS * (STATE + NUMBER))
 
 
 def test_the_peaks_within_a_blocks_backward_are_seen(cpu: CpuDevice) -> None:

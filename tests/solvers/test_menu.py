@@ -23,7 +23,8 @@ def blocks(draw: st.DrawFn, most: int = 6) -> Traced:
         inputs = draw(st.sets(st.integers(0, count - 1), max_size=2)) if count else set[int]()
         outputs = tuple(range(count, count + draw(st.sampled_from([1, 1, 2]))))
         repeatable = draw(st.sampled_from([True, True, True, False]))
-        operators.append(Operator(f"op{count}", (*sorted(inputs),), outputs, repeatable))
+        holds = repeatable and draw(st.booleans())
+        operators.append(Operator(f"op{count}", (*sorted(inputs),), outputs, repeatable, holds))
         count += len(outputs)
     uses = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=count + 2))
     fixed = draw(st.sets(st.sampled_from(uses), max_size=1))
@@ -54,16 +55,17 @@ def test_what_runs_again_is_what_it_costs(traced: Traced) -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(blocks())
-def test_the_front_is_that_of_all_sets(traced: Traced) -> None:
+@given(blocks(), st.sampled_from([0, 600, 2000]))
+def test_the_front_is_that_of_all_sets(traced: Traced, inputs: int) -> None:
     graph, sizes = traced.graph, np.array(traced.bytes, float)
     most = cost_of(graph, (), traced.bytes, traced.seconds).working_bytes
     costs = [
-        (sum(traced.bytes[v] for v in s), c.seconds)
+        (sum(traced.bytes[v] for v in s) - inputs * graph.holds(s), c.seconds)
         for s in every_set(graph)
         for c in [cost_of(graph, s, traced.bytes, traced.seconds)]
         if c.working_bytes <= most
     ]
+    costs = [cost for cost in costs if cost[0] > 0]
     expected = {
         (freed, round(taken, 9))
         for freed, taken in costs
@@ -73,12 +75,13 @@ def test_the_front_is_that_of_all_sets(traced: Traced) -> None:
         )
     }
     found = candidates(graph, [traced])
-    front = found.front(sizes, np.array(traced.seconds))
+    front = found.front(sizes, np.array(traced.seconds), inputs)
     assert {(int(f), round(t, 9)) for f, t in zip(front.freed, front.seconds)} >= expected
     assert (np.diff(front.freed) > 0).all()
     assert (np.diff(front.seconds) > 0).all()
-    for dropped in found.sets:
+    for dropped, holds in zip(found.sets, found.holds):
         assert graph.can_drop(dropped)
+        assert holds == graph.holds(dropped)
         assert cost_of(graph, dropped, traced.bytes, traced.seconds).working_bytes <= most
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add
 
@@ -110,10 +110,17 @@ class InsideForecast(Forecast):
                 returning = int(inside.bytes[[*r.offloaded]].sum())
         return rises
 
+    def holding(self, plan: Plan) -> Collection[int]:
+        """Return which of those blocks may hold their input, to make something again from it."""
+        return frozenset(
+            r.block
+            for r in plan.remade
+            if r.block not in self.inside or self.inside[r.block].fit.holds(r.dropped)
+        )
+
     def rise(self, block: int, dropped: Dropped) -> int:
         """Return that for one block and the values that it drops."""
-        own = self.profile.backward_peak[block] - self.profile.level[block]
-        return self.inside[block].rise(dropped, own)
+        return self.inside[block].rise(dropped)
 
 
 class Offers:
@@ -170,17 +177,17 @@ class Offers:
         entries: list[Entry] = [(activation, 0.0, ((), ()))]
         if price is not None:
             if inside is not None:
-                front = inside.fit.candidates.front(inside.bytes, inside.seconds)
+                front = inside.fit.candidates.front(inside.bytes, inside.seconds, freed)
                 sets = inside.fit.candidates.sets
-                kept = (activation + freed - front.freed).tolist()
+                kept = (activation - front.freed).tolist()
                 entries += [
                     (max(k, 0.0), s, (sets[p], ()))
                     for p, k, s in zip(front.places.tolist(), kept, front.seconds.tolist())
                     if s < price and k < activation
                 ]
                 if self._bandwidth is not None and not last:
-                    room = _OVERLAP * price * self._bandwidth
-                    entries = [_offloading(e, inside, freed, room) for e in entries]
+                    room = room_to_send(price, self._bandwidth)
+                    entries = [_offloading(e, inside, room) for e in entries]
             if activation > 0:
                 entries.append((0.0, price, None))
         # Most memory first and no faster than the next; then the other way round.
@@ -260,28 +267,49 @@ def choose(
     return best._replace(candidates=weighed)
 
 
-def _offloading(entry: Entry, inside: Inside, freed: int, room: float) -> Entry:
+def _offloading(entry: Entry, inside: Inside, room: float) -> Entry:
     """Return an entry that sends to the host what of the rest takes no longer than ``room`` bytes.
 
     Args:
         entry: An entry that drops values only.
         inside: What is inside the block.
-        freed: Bytes of its input that are held only if it lets anything go.
         room: The bytes that can be copied while the next block runs.
     """
     kept, seconds, going = entry
     assert going is not None, "what is recomputed has nothing to send"
+    chosen = sent_away(inside, going[0], room)
+    if not chosen:
+        return entry
+    more = float(inside.bytes[[*chosen]].sum())
+    return max(kept - more, 0.0), seconds, (going[0], chosen)
+
+
+def room_to_send(seconds: float, bandwidth: float) -> float:
+    """Return the bytes that can be copied, there and back, while the next block's forward runs.
+
+    Args:
+        seconds: What that takes.
+        bandwidth: Bytes a second.
+    """
+    return _OVERLAP * seconds * bandwidth
+
+
+def sent_away(inside: Inside, dropped: Dropped, room: float) -> Dropped:
+    """Return which values go to the host beside those that are dropped, the largest first in.
+
+    Args:
+        inside: What is inside the block.
+        dropped: Values that go anyway.
+        room: Most bytes.
+    """
     graph = inside.fit.graph
-    rest = sorted(graph.saved - graph.fixed - set(going[0]), key=lambda v: -inside.bytes[v])
+    rest = sorted(graph.saved - graph.fixed - set(dropped), key=lambda v: -inside.bytes[v])
     chosen, left = list[int](), room
     for value in rest:
         if _SMALLEST_COPY <= inside.bytes[value] <= left:
             chosen.append(value)
             left -= inside.bytes[value]
-    if not chosen:
-        return entry
-    more = float(inside.bytes[chosen].sum()) - (0 if going[0] else freed)
-    return max(kept - more, 0.0), seconds, (going[0], tuple(sorted(chosen)))
+    return tuple(sorted(chosen))
 
 
 class _Search:

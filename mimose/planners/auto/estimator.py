@@ -11,6 +11,8 @@ from mimose.records import Size
 
 _MOST_LEVERAGE = 2.0
 """Errors of the samples may come out so many times as large."""
+_REACH = 30.0
+"""The same for a size that is measured now, under a plan that leaves room for them."""
 _FURTHEST = 1.25
 _NOISE = 0.005
 _ENOUGH_SHAPES = 3
@@ -48,6 +50,13 @@ class CarefulEstimator(Estimator):
             x <= (g if low == g else _FURTHEST * g) for x, g, low in zip(size, greatest, least)
         )
         return near and size[0] <= greatest[0] and self.leverage(size) <= _MOST_LEVERAGE
+
+    def reaches(self, size: Size) -> bool:
+        """Whether a prediction for a size is off by no more than :meth:`doubt`.
+
+        It takes samples enough to be wrong about, and a size that is not many times theirs.
+        """
+        return self._judges and self.determined and self.leverage(size) <= _REACH
 
     def doubt(self, size: Size) -> int:
         """Return by how many bytes a prediction may be off because samples are.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,8 +27,9 @@ class Inside:
         fit: What this was predicted by.
         bytes: Of each value.
         seconds: Of each operator.
-        levels: The peaks within the blocks' backward, one for each use of a value, as
-            :class:`mimose.menu.Traced` has them; None if they are unknown.
+        levels: The levels within the blocks' backward as backward comes to each use of a value, and
+            then the peaks from there to the next, as :class:`mimose.menu.Traced` has both, but from
+            the highest; None if they are unknown.
     """
 
     fit: Fit
@@ -35,34 +37,26 @@ class Inside:
     seconds: Vector
     levels: Vector | None = None
 
-    def rise(self, dropped: tuple[int, ...], own: int) -> int:
-        """Return by how many bytes the backward takes more with some values dropped.
+    def rise(self, dropped: tuple[int, ...]) -> int:
+        """Return by how many bytes the backward takes more with some values dropped, or less.
 
         That is in comparison with a block that is recomputed, whose values are all there until
         backward has needed them for the last time.
-
-        Args:
-            dropped: The values.
-            own: What the backward of the recomputed block takes, above the level before its
-                forward. Where that is less than the peaks within have shown (hooks hold what they
-                see a little longer), the difference is part of the rise.
         """
         if self.levels is None:
             return 0
         place = self.fit.places.get(dropped)
-        if place is None:
-            uses, more = _course(self.fit.graph, dropped)
-            highest = float((self.levels[uses] + more @ self.bytes).max())
-        else:
-            highest = float(self._highest[place])
-        return round(highest - min(float(self.levels.max()), own))
+        if place is not None:
+            return round(float(self._highest[place]))
+        places, more = _course(self.fit.graph, dropped)
+        return round(float((self.levels[places] + more @ self.bytes).max()))
 
     @cached_property
     def _highest(self) -> Vector:
         """For each of the fit's candidates the highest peak of the backward."""
         assert self.levels is not None, "it is only asked for where they are known"
-        uses, more, starts = self.fit.courses
-        return np.maximum.reduceat(self.levels[uses] + more @ self.bytes, starts)
+        places, more, starts = self.fit.courses
+        return np.maximum.reduceat(self.levels[places] + more @ self.bytes, starts)
 
 
 class Fit:
@@ -89,13 +83,7 @@ class Fit:
         columns = self._features.for_times(rows, times)
         self._seconds = np.zeros((design.shape[1], times.shape[1]))
         self._seconds[columns] = np.linalg.lstsq(rows[:, columns], times, rcond=None)[0]
-        self._levels: Matrix | None = None
-        shown = ~np.isnan(alike.levels).any(axis=1)
-        if shown.any() and alike.levels.shape[1]:
-            sizes = [alike.sizes[row] for row in np.flatnonzero(shown)]
-            self._level_features = Features(sizes, alike.levels[shown])
-            rows = np.array([self._level_features.row(s) for s in sizes])
-            self._levels = np.linalg.lstsq(rows, alike.levels[shown], rcond=None)[0]
+        self._levels = [_Levels.fitted(alike.sizes, levels) for levels in alike.levels]
         found = [self.at(s) for s in _spread(alike.sizes)]
         self.candidates = candidates(
             self.graph,
@@ -111,37 +99,77 @@ class Fit:
         )
         self.places = {dropped: place for place, dropped in enumerate(self.candidates.sets)}
 
+    def holds(self, dropped: tuple[int, ...]) -> bool:
+        """Whether making some values again takes inputs that the blocks do not save."""
+        place = self.places.get(dropped)
+        if place is None:
+            return self.graph.holds(dropped)
+        return bool(self.candidates.holds[place])
+
     @cached_property
     def courses(self) -> tuple[NDArray[np.intp], Matrix, NDArray[np.intp]]:
         """The candidates' courses, one after the other, and where each begins."""
         found = [_course(self.graph, dropped) for dropped in self.candidates.sets]
-        starts = np.cumsum([0, *(len(uses) for uses, _ in found)])[:-1]
-        uses, more = (np.concatenate(parts) for parts in zip(*found))
-        return uses, more, starts
+        starts = np.cumsum([0, *(len(places) for places, _ in found)])[:-1]
+        places, more = (np.concatenate(parts) for parts in zip(*found))
+        return places, more, starts
 
-    def at(self, size: Size) -> Inside:
-        """Return what is inside the blocks at one size."""
+    def at(self, size: Size, grads_resident: bool = True) -> Inside:
+        """Return what is inside the blocks at one size, in a step of that gradient state."""
         row = np.array(self._features.row(size))
-        levels = None
-        if self._levels is not None:
-            levels = np.array(self._level_features.row(size)) @ self._levels
+        levels = self._levels[grads_resident]
         return Inside(
             self,
             np.maximum(np.rint(row @ self._bytes), 0.0),
             np.maximum(row @ self._seconds, 0.0),
-            levels,
+            None if levels is None else levels.at(size),
         )
 
 
+@dataclass(frozen=True)
+class _Levels:
+    """Polynomials for levels.
+
+    Attributes:
+        features: What they are polynomials of.
+        coefficients: A column a level.
+    """
+
+    features: Features
+    coefficients: Matrix
+
+    @classmethod
+    def fitted(cls, sizes: Sequence[Size], levels: Matrix) -> _Levels | None:
+        """Return those for rows of levels, one a size, as far as known; None if none is."""
+        shown = ~np.isnan(levels).any(axis=1)
+        if not shown.any() or not levels.shape[1]:
+            return None
+        known, rows = [sizes[row] for row in np.flatnonzero(shown)], levels[shown]
+        features = Features(known, rows)
+        design = np.array([features.row(s) for s in known])
+        return cls(features, np.linalg.lstsq(design, rows, rcond=None)[0])
+
+    def at(self, size: Size) -> Vector:
+        """Return the levels at one size."""
+        return np.array(self.features.row(size)) @ self.coefficients
+
+
 def _course(graph: BlockGraph, dropped: tuple[int, ...]) -> tuple[NDArray[np.intp], Matrix]:
-    """Return, for each moment of a backward, its use and which values are there more, or less."""
+    """Return, for each moment of a backward, its level's place and which values are there more.
+
+    Or less, which counts below 0. An operator that runs again does so before what is needed is
+    there: from the level at which backward came to it. The node itself has peaks of its own.
+    """
     plain = {moment.use: moment.alive for moment in course_of(graph, ())}
-    found = dict.fromkeys((m.use, m.alive) for m in course_of(graph, dropped))
+    count = len(graph.uses)
+    found = dict.fromkeys(
+        (m.use if m.ran else count + m.use, m.alive) for m in course_of(graph, dropped)
+    )
     more = np.zeros((len(found), graph.num_values))
-    for row, (use, alive) in enumerate(found):
+    for row, (place, alive) in enumerate(found):
         more[row, list(alive)] += 1.0
-        more[row, list(plain[use])] -= 1.0
-    return np.array([use for use, _ in found], np.intp), more
+        more[row, list(plain[place % count])] -= 1.0
+    return np.array([place for place, _ in found], np.intp), more
 
 
 def _spread(sizes: tuple[Size, ...]) -> list[Size]:

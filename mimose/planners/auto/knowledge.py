@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mimose.costs import grown_gradients
 from mimose.planners.auto.estimator import CarefulEstimator
 from mimose.planners.auto.fits import Fit
 from mimose.planners.auto.traces import Traces
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-_WORTH_FITTING = 3
+_WORTH_FITTING = 1
 """Before so many samples no step is planned for."""
 
 
@@ -40,7 +41,10 @@ class InsideKnowledge(Knowledge):
         new = 0
         if record.collected is not None:
             traced = record.collected.traced
-            new = self._traces.learn(traced, record.size, warm_up=self.iterations == 0)
+            resident = record.situation.grads_resident
+            grown = None if resident else grown_gradients(info, len(self.block_names))
+            warm_up = self.iterations == 0
+            new = self._traces.learn(traced, record.size, warm_up=warm_up, grown=grown)
         learned = new + super().learn(record, info)
         if new:
             # Times of blocks, too: the first ones may be of a size whose bytes were known.

@@ -10,19 +10,23 @@ from mimose.plan import Plan
 from mimose.planners.auto import choosing
 from mimose.planners.auto.bound import bound_of
 from mimose.planners.auto.choosing import InsideForecast
+from mimose.planners.auto.estimator import CarefulEstimator
 from mimose.planners.auto.knowledge import InsideKnowledge
 from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.forecast import Forecast
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.planner import Mimose
 from mimose.planners.mimose.reserve import Reserve
-from mimose.planners.mimose.scheduler import Scheduled, schedule
+from mimose.planners.mimose.scheduler import Scheduled
 from mimose.planners.mimose.storages import Packed
 from mimose.planners.options import switch
 from mimose.records import Decision, ModelInfo, Situation, Size
+from mimose.solvers.packing import LARGE_SEGMENT
 
 _ENOUGH_SHAPES = 3
 _MOST_SHELTERED = 10
+_SHORT = 40
+"""Lengths of up to so many times what they are rounded up to each have a plan of their own."""
 _SURE = 0.9
 """Share of the budget that a step may take by a bound alone."""
 
@@ -41,7 +45,7 @@ class Auto(Mimose):
             lengths have been seen (a quadratic takes three), or if there is only one; after ten at
             the latest.
         margin: As for :class:`Mimose`.
-        cache_step: As for :class:`Mimose`.
+        cache_step: As for :class:`Mimose`, for lengths of more than forty times as much.
         offload: Whether values may go to the host's memory, as far as copies are done by the time
             that the next block has run: ``on`` or ``off``.
 
@@ -55,8 +59,6 @@ class Auto(Mimose):
     name: ClassVar[str] = "auto"
     rescued: ClassVar[bool] = True
     _knowledge: ClassVar[type[Knowledge]] = InsideKnowledge
-    # Many values of many sizes are kept in part, which costs the allocator more than whole blocks.
-    _start_share: ClassVar[float] = 0.08
 
     def __init__(
         self,
@@ -89,8 +91,7 @@ class Auto(Mimose):
         if known is None or not known.has_samples or not self._learned(known, situation):
             return None
         estimator = known.estimator(situation.grads_resident, self.info)
-        found = self._forecast(estimator.clip(size), known, estimator)
-        return found if isinstance(found, InsideForecast) else None
+        return self._forecast(estimator.clip(size), known, estimator)
 
     def _learned(self, known: Knowledge, situation: Situation) -> bool:
         if super()._learned(known, situation):
@@ -106,21 +107,50 @@ class Auto(Mimose):
         self, size: Size, situation: Situation, estimator: Estimator, reserve: Reserve
     ) -> Scheduled | None:
         """Return a plan for a sheltered step that keeps what surely fits, by the samples so far."""
-        forecast = Forecast(bound_of(size, estimator), estimator.packing(size))
+        assert isinstance(estimator, CarefulEstimator), "knowledge of the inside has no others"
+        known = self._known[situation.signature]
+
+        def forecast_at(size: Size) -> InsideForecast:
+            return self._forecast(size, known, estimator)
+
         resident = situation.resident_bytes
-        room = int(_SURE * reserve.budget_bytes) - reserve.margin_bytes - resident
+        room = reserve.budget_bytes - reserve.margin_bytes - resident
+        if estimator.reaches(size):
+            bound = forecast_at(size)
+            room -= estimator.doubt(size)
+        else:
+            bound = bound_of(size, estimator, forecast_at)
+            room -= int((1.0 - _SURE) * reserve.budget_bytes)
+        # The first tensor beyond a mebibyte takes a segment, which no smaller one may lie in; one
+        # that is there for a moment only is in no sample's list.
+        room -= LARGE_SEGMENT
+        bound = replace(bound, packing=estimator.packing(size))
         allowed = resident + int(room / (1.0 + self._drift.inflation))
-        found = schedule(forecast, self.info, situation, allowed, self._candidates)
+        # What is sent to the host is gone only when it has been copied, which is measured as there.
+        info = replace(self.info, copy_bandwidth=None)
+        found = choosing.choose(bound, info, situation, allowed, self._candidates)
         fits = found.peak.bytes + found.packed.waste_bytes <= allowed
         return found if fits else None
 
-    def _forecast(self, size: Size, known: Knowledge, estimator: Estimator) -> Forecast:
+    def _step_of(self, size: Size) -> int:
+        # A batch of short sequences grows by much from one length to the next, and has few of them.
+        short = len(size) == 2 and size[1] <= _SHORT * self._cache_step
+        return 1 if short else self._cache_step
+
+    def _forecast(self, size: Size, known: Knowledge, estimator: Estimator) -> InsideForecast:
         assert isinstance(known, InsideKnowledge), "it was made here"
         inside = {}
         for fit in known.fits():
-            found = fit.at(size)
+            found = fit.at(size, estimator.grads_resident)
             inside.update(dict.fromkeys(fit.blocks, found))
-        return InsideForecast(estimator.predict(size), inside=inside)
+        profile = estimator.predict(size)
+        if not any(profile.forward_seconds):
+            # One step was seen, whose times are warm-up: all there is to tell what is cheap.
+            seconds = (
+                inside[b].seconds.sum() if b in inside else 0.0 for b in range(len(profile.level))
+            )
+            profile = replace(profile, forward_seconds=tuple(map(float, seconds)))
+        return InsideForecast(profile, inside=inside)
 
     def _packed(self, size: Size, plan: Plan, known: Knowledge, estimator: Estimator) -> Packed:
         if not plan.remade:

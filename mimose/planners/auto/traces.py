@@ -13,6 +13,7 @@ from mimose.planners.mimose.features import Matrix
 from mimose.records import Size
 
 _CAPACITY = 128
+_ENOUGH_SHAPES = 3
 
 
 @dataclass(slots=True)
@@ -23,13 +24,27 @@ class _Seen:
         graph: Its graph; None once it was not the same at all sizes.
         bytes: By size, of each value.
         seconds: By size, of each operator the shortest time; warm-up is left out.
-        levels: By size, the peaks within its backward, as far as they were measured.
+        warm_up: The same of the first step, to go by while there is nothing else.
+        levels: By size and whether gradients were resident, the levels within its backward as far
+            as they were measured: the start of each use, then the peak of each, from the highest.
+        unsure: Gradients that may have grown between a moment of its backward and the highest.
     """
 
     graph: BlockGraph | None
     bytes: dict[Size, tuple[int, ...]] = field(default_factory=dict)
     seconds: dict[Size, tuple[float, ...]] = field(default_factory=dict)
-    levels: dict[Size, tuple[int, ...]] = field(default_factory=dict)
+    warm_up: dict[Size, tuple[float, ...]] = field(default_factory=dict)
+    levels: dict[tuple[Size, bool], tuple[int, ...]] = field(default_factory=dict)
+    unsure: int = 0
+
+    def level(self, size: Size, resident: bool) -> tuple[int, ...] | None:
+        """Return what is known of the levels at a size, for steps of one gradient state."""
+        found = self.levels.get((size, resident))
+        if found is None:
+            found = self.levels.get((size, not resident))
+            if found is not None and resident:
+                return tuple(level + self.unsure for level in found)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +58,10 @@ class Alike:
         bytes: A row a size, a column a value.
         seconds: A row a size, a column an operator: the median over the blocks, NaN for a size
             of which no time is known.
-        levels: A row a size, a column a use of a value: the highest peak of the blocks, NaN for a
-            size of which none was measured.
+        levels: For steps that begin without gradients, and for those with them, a row a size and a
+            column for the start of each use of a value and then for the peak of each, from a
+            block's highest: the highest of the blocks, NaN for a size of which none is to be gone
+            by.
     """
 
     blocks: tuple[int, ...]
@@ -52,7 +69,7 @@ class Alike:
     sizes: tuple[Size, ...]
     bytes: Matrix
     seconds: Matrix
-    levels: Matrix
+    levels: tuple[Matrix, Matrix]
 
 
 class Traces:
@@ -65,13 +82,22 @@ class Traces:
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
 
-    def learn(self, traced: Sequence[Traced], size: Size, *, warm_up: bool) -> int:
+    def learn(
+        self,
+        traced: Sequence[Traced],
+        size: Size,
+        *,
+        warm_up: bool,
+        grown: Sequence[int] | None = None,
+    ) -> int:
         """Take what one step has shown.
 
         Args:
             traced: What was seen inside blocks.
             size: The step's size.
             warm_up: Whether the step's times say nothing, since it was the first.
+            grown: The gradients that have grown in the step, as
+                :func:`mimose.costs.grown_gradients` has them; None if they were there before.
 
         Returns:
             How many figures were new.
@@ -91,12 +117,21 @@ class Traces:
                     oldest = next(iter(seen.bytes))
                     del seen.bytes[oldest]
                     seen.seconds.pop(oldest, None)
-                    seen.levels.pop(oldest, None)
+                    for resident in (False, True):
+                        seen.levels.pop((oldest, resident), None)
             seen.bytes[size] = one.bytes
             if one.levels:
-                new += len(one.levels) * (size not in seen.levels)
-                seen.levels[size] = one.levels
-            if not warm_up and any(one.seconds):
+                key = size, grown is None
+                new += len(one.levels) * (key not in seen.levels)
+                if grown is not None:
+                    seen.unsure = grown[one.block] - grown[one.block + 1] + grown[-1]
+                levels = *(one.starts or one.levels), *one.levels
+                # Alike blocks differ by what there is beside them: gradients that add up, say.
+                top = max(one.levels)
+                seen.levels[key] = tuple(level - top for level in levels)
+            if warm_up and any(one.seconds):
+                seen.warm_up = {size: one.seconds}
+            elif any(one.seconds):
                 new += len(one.seconds) * (size not in seen.seconds)
                 known = seen.seconds.get(size, one.seconds)
                 seen.seconds[size] = tuple(map(min, known, one.seconds))
@@ -106,7 +141,7 @@ class Traces:
         """Return the blocks of which times are known, equal ones together."""
         groups: dict[Any, list[int]] = {}
         for block, seen in self._seen.items():
-            if seen.graph is not None and seen.seconds:
+            if seen.graph is not None and (seen.seconds or seen.warm_up):
                 key = seen.graph, frozenset(seen.bytes.items())
                 groups.setdefault(key, []).append(block)
         return [self._together(blocks) for blocks in groups.values()]
@@ -117,16 +152,36 @@ class Traces:
         sizes = tuple(first.bytes)
         seconds = np.full((len(sizes), len(first.graph.operators)), np.nan)
         for row, size in enumerate(sizes):
-            known = [self._seen[b].seconds[size] for b in blocks if size in self._seen[b].seconds]
+            times = [self._seen[b].seconds or self._seen[b].warm_up for b in blocks]
+            known = [by_size[size] for by_size in times if size in by_size]
             if known:
                 seconds[row] = np.median(np.array(known), axis=0)
-        levels = np.full((len(sizes), len(first.graph.uses)), np.nan)
-        for row, size in enumerate(sizes):
-            peaks = [self._seen[b].levels[size] for b in blocks if size in self._seen[b].levels]
-            if peaks:
-                levels[row] = np.array(peaks).max(axis=0)
         values = np.array([first.bytes[size] for size in sizes], np.float64)
-        return Alike(tuple(sorted(blocks)), first.graph, sizes, values, seconds, levels)
+        uses = len(first.graph.uses)
+        without, resident = (self._levels(blocks, sizes, uses, state) for state in (False, True))
+        return Alike(
+            tuple(sorted(blocks)), first.graph, sizes, values, seconds, (without, resident)
+        )
+
+    def _levels(
+        self, blocks: list[int], sizes: tuple[Size, ...], num_uses: int, resident: bool
+    ) -> Matrix:
+        """Return the highest levels of some blocks by size, for steps of one gradient state.
+
+        Those measured in steps of the other state count only where there are not enough of its own.
+        """
+        seen = [self._seen[b] for b in blocks]
+        own = {size for size in sizes if any((size, resident) in s.levels for s in seen)}
+        shapes = len({size[1:] for size in sizes})
+        enough = len({size[1:] for size in own}) >= min(_ENOUGH_SHAPES, shapes)
+        rows = np.full((len(sizes), 2 * num_uses), np.nan)
+        for row, size in enumerate(sizes):
+            if enough and size not in own:
+                continue
+            known = [level for s in seen if (level := s.level(size, resident)) is not None]
+            if known:
+                rows[row] = np.array(known).max(axis=0)
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """Return what was traced, as plain data; each graph once."""
@@ -137,7 +192,11 @@ class Traces:
                 "graph": None if seen.graph is None else graphs.setdefault(seen.graph, len(graphs)),
                 "bytes": [[list(size), list(values)] for size, values in seen.bytes.items()],
                 "seconds": [[list(size), list(times)] for size, times in seen.seconds.items()],
-                "levels": [[list(size), list(peaks)] for size, peaks in seen.levels.items()],
+                "levels": [
+                    [list(size), resident, list(levels)]
+                    for (size, resident), levels in seen.levels.items()
+                ],
+                "unsure": seen.unsure,
             }
             for block, seen in self._seen.items()
         ]
@@ -154,8 +213,9 @@ class Traces:
                 seen.bytes[_size(size)] = tuple(int(v) for v in values)
             for size, times in item["seconds"]:
                 seen.seconds[_size(size)] = tuple(float(t) for t in times)
-            for size, peaks in item["levels"]:
-                seen.levels[_size(size)] = _size(peaks)
+            for size, resident, levels in item["levels"]:
+                seen.levels[_size(size), bool(resident)] = _size(levels)
+            seen.unsure = int(item["unsure"])
             self._seen[int(item["block"])] = seen
         return self
 
@@ -167,7 +227,8 @@ def _size(extents: Sequence[Any]) -> Size:
 def _graph_to_json(graph: BlockGraph) -> dict[str, Any]:
     return {
         "operators": [
-            [op.name, list(op.inputs), list(op.outputs), op.repeatable] for op in graph.operators
+            [op.name, list(op.inputs), list(op.outputs), op.repeatable, op.holds]
+            for op in graph.operators
         ],
         "uses": list(graph.uses),
         "fixed": sorted(graph.fixed),
@@ -176,7 +237,7 @@ def _graph_to_json(graph: BlockGraph) -> dict[str, Any]:
 
 def _graph_from_json(data: Mapping[str, Any]) -> BlockGraph:
     operators = tuple(
-        Operator(str(name), _size(inputs), _size(outputs), bool(repeatable))
-        for name, inputs, outputs, repeatable in data["operators"]
+        Operator(str(name), _size(inputs), _size(outputs), bool(repeatable), bool(holds))
+        for name, inputs, outputs, repeatable, holds in data["operators"]
     )
     return BlockGraph(operators, _size(data["uses"]), frozenset(_size(data["fixed"])))

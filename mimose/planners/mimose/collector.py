@@ -8,12 +8,13 @@ its own).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mimose.plan import Plan
 from mimose.records import BlockSample, Collected, Size
 from mimose.schedule import AnyPlan
 from mimose.solvers.packing import ROUND, SMALL, round_up
@@ -88,15 +89,17 @@ def to_row(
         return None
     called = {s.block for s in collected.blocks}
     recomputed = plan.recomputed
+    holding = _holding_their_inputs(collected, plan)
     rows: list[tuple[int, ...]] = []
     seconds: list[float] = []
     storages: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    kept = 0  # Activations that this step kept and a profile's step would not.
+    # What this step kept and a profile's step would not, in the forward pass and from then on.
+    kept = left = 0
     absent = 0  # Outputs of blocks that this step did not have.
-    shift = 0
+    last = max(holding, default=-1)
     for block in range(num_blocks):
         sample = seen.get(block)
-        shift = absent - kept
+        shift, later = absent - kept, absent - left
         if sample is None:
             near = seen[min(seen, key=lambda b: (abs(b - block), b))]
             # The neighbour's own level, moved by the blocks in between.
@@ -104,29 +107,28 @@ def to_row(
             if rows and near.block < block:
                 level = rows[-1][2] + rows[-1][1]
             moved = level - near.level_bytes
-            filled = replace(
-                near,
-                level_bytes=level,
-                backward_peak_bytes=None
-                if near.backward_peak_bytes is None
-                else near.backward_peak_bytes + moved,
-            )
-            rows.append(_columns(filled, 0))
+            rows.append(_columns(near, moved, moved))
             storages.append((near.saved_storages, near.output_storages))
             seconds.append(float("nan"))
             if block not in called:
                 absent += near.output_bytes
             continue
-        rows.append(_columns(sample, shift))
+        # A profile's blocks hold their inputs in backward.
+        freed = 0 if block in holding else sample.freed_bytes
+        gone = 0 if block in holding else sample.freed_bytes + sample.freed_late_bytes
+        rows.append(_columns(sample, shift, later + gone))
         storages.append((sample.saved_storages, sample.output_storages))
         seconds.append(sample.forward_seconds)
         if block not in recomputed:
-            kept += sample.activation_bytes
-    shift = absent - kept
+            held = sample.activation_bytes - sample.let_go_bytes
+            kept += held - freed
+            left += held + sample.saved_copy_bytes - gone
+            left -= sample.shared_bytes if block > last else 0
+    shift, later = absent - kept, absent - left
     outside = (
         collected.first_peak_bytes,
         max(0, collected.loss_peak_bytes + shift) if collected.loss_peak_bytes else 0,
-        collected.head_peak_bytes + shift,
+        collected.head_peak_bytes + later,
         collected.tail_peak_bytes,
     )
     by_column = np.array(rows, dtype=np.float64).T.ravel()
@@ -134,7 +136,16 @@ def to_row(
     return levels, np.array(seconds), tuple(storages)
 
 
-def _columns(sample: BlockSample, shift: int) -> tuple[int, ...]:
+def _holding_their_inputs(collected: Collected, plan: AnyPlan) -> frozenset[int]:
+    """Return the blocks that held their inputs until their backward, to run again from them."""
+    graphs = {traced.block: traced.graph for traced in collected.traced}
+    remade = plan.remade if isinstance(plan, Plan) else ()
+    holding = (r.block for r in remade if r.block in graphs and graphs[r.block].holds(r.dropped))
+    return frozenset(holding) | frozenset(plan.recomputed)
+
+
+def _columns(sample: BlockSample, shift: int, later: int) -> tuple[int, ...]:
+    """Return a block's columns, levels moved by ``shift`` in forward and ``later`` in backward."""
     backward = sample.backward_peak_bytes
     kept = tensor_bytes(sample)
     freed = sample.freed_bytes + sample.freed_late_bytes
@@ -148,7 +159,7 @@ def _columns(sample: BlockSample, shift: int) -> tuple[int, ...]:
         freed,
         sample.shared_bytes,
         # Without a gradient there is no backward, which costs no more than being there.
-        (sample.level_bytes if backward is None else backward) + shift,
+        sample.level_bytes + shift if backward is None else backward + later,
     )
 
 

@@ -36,8 +36,10 @@ class Estimator:
         fixed: A row as :func:`~mimose.planners.mimose.collector.to_row` returns it: the most that
             may not depend on the batch. It matters only where an extent never varied, so that
             what grows with it cannot be told from that; unbounded by default.
+        grads_resident: Whether the steps that are predicted begin with gradients.
 
     Attributes:
+        grads_resident: The same.
         fitted_range: The least and the greatest size of the samples, extent by extent.
         num_shapes: How many distinct sizes, the batch left out, the samples have.
         determined: Whether there are samples enough that the fit can be wrong about them. One that
@@ -51,7 +53,9 @@ class Estimator:
         optimizer_peak: int = 0,
         optimizer_state: int = 0,
         fixed: Row | None = None,
+        grads_resident: bool = True,
     ) -> None:
+        self.grads_resident = grads_resident
         sizes = [s.size for s in samples]
         self._num_blocks = num_blocks
         self._optimizer = (optimizer_peak, optimizer_state)

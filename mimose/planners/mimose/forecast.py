@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mimose.costs import Peak, Profile, predict_peak
@@ -31,12 +31,17 @@ class Forecast:
         """Return by how much more the backward of such a block takes than of a recomputed one."""
         return {}
 
+    def holding(self, plan: Plan) -> Collection[int]:
+        """Return which of those blocks may hold their input, to make something again from it."""
+        return [r.block for r in plan.remade]
+
     def peak(self, plan: Plan, info: ModelInfo, situation: Situation) -> Peak:
         """Return the predicted peak of a step that carries out ``plan``."""
         if not plan.remade:
             return predict_peak(self.profile, plan, info, situation)
         let_go = {b: sum(v) for b, v in self.let_go(plan).items()}
-        return predict_peak(self.profile, plan, info, situation, let_go, self.rises(plan))
+        rises, holding = self.rises(plan), self.holding(plan)
+        return predict_peak(self.profile, plan, info, situation, let_go, rises, holding)
 
     def step_bytes(self, plan: Plan, info: ModelInfo, situation: Situation) -> int:
         """Return that peak above the resident bytes."""

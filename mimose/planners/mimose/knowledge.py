@@ -122,7 +122,7 @@ class Knowledge:
             samples = self._samples(grads_resident, grown)
             fixed = _fixed(info, len(self.block_names), self.casts)
             found = self._fitted_by(
-                samples, len(self.block_names), self._optimizer_peak, state, fixed
+                samples, len(grown) - 1, self._optimizer_peak, state, fixed, grads_resident
             )
             self._estimators[grads_resident] = found
         return found

@@ -19,7 +19,7 @@ from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.forecast import Forecast
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.ran_out import RanOut
-from mimose.planners.mimose.reserve import START_SHARE, Need, Reserve
+from mimose.planners.mimose.reserve import Need, Reserve
 from mimose.planners.mimose.scheduler import (
     Scheduled,
     check_feasible,
@@ -112,7 +112,6 @@ class Mimose(Bound):
     name: ClassVar[str] = "mimose"
     rescued: ClassVar[bool] = True
     _knowledge: ClassVar[type[Knowledge]] = Knowledge
-    _start_share: ClassVar[float] = START_SHARE
 
     def __init__(
         self,
@@ -441,9 +440,10 @@ class Mimose(Bound):
         self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
     ) -> Decision:
         estimator = known.estimator(situation.grads_resident, self.info)
-        if not estimator.covers(size, self._cache_step - 1):
+        step = self._step_of(size)
+        if not estimator.covers(size, step - 1):
             return self._shelter(size, situation, known, reserve, started)
-        key = round_up(size, self._cache_step)
+        key = round_up(size, step)
         entry = known.plans.get(key)
         predicted = None
         work = _LOOKUP
@@ -452,7 +452,7 @@ class Mimose(Bound):
         hit = entry is not None and terms.hold(entry, situation)
         below = size[1:] != estimator.clip(size)[1:]
         if entry is None or not hit:
-            low = least_of(key, self._cache_step)
+            low = least_of(key, step)
             sizes = [estimator.clip(key), low, *([key] if below else [])]
             forecasts = [self._forecast(s, known, estimator) for s in sizes]
             forecasts[0] = replace(forecasts[0], packing=estimator.packing(key))
@@ -475,7 +475,7 @@ class Mimose(Bound):
         if below and not entry.plan.keeps_all:
             # Planned as for the smallest size seen, it would recompute: worth a sample.
             return self._shelter(size, situation, known, reserve, started, work)
-        step_bytes = entry.step_bytes_at(size, self._cache_step)
+        step_bytes = entry.step_bytes_at(size, step)
         resident = situation.resident_bytes
         peak = resident + self._inflated(step_bytes)
         held = entry.segments_at(size, lambda s, plan: self._packed(s, plan, known, estimator))
@@ -491,6 +491,10 @@ class Mimose(Bound):
             predicted_peak_bytes=resident + step_bytes,
         )
         return self._decide(decision, size, need, situation, reserve, started, predicted, work)
+
+    def _step_of(self, size: Size) -> int:
+        """Return to multiples of what a size's lengths are rounded up."""
+        return self._cache_step
 
     def _forecast(self, size: Size, known: Knowledge, estimator: Estimator) -> Forecast:
         """Return what a step of this size takes, but for what is lost between its tensors."""

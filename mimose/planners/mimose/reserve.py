@@ -28,7 +28,7 @@ from mimose.solvers.packing import SMALL_SEGMENT, Segments
 
 WINDOW = 50
 """How many telling steps are remembered."""
-START_SHARE = 0.05
+_START_SHARE = 0.05
 _ABOUT = 0.97
 _ALIKE = 4 / 3
 _ENOUGH_TOLD = 2
@@ -57,7 +57,6 @@ class Reserve:
         fixed: The margin in bytes, if it is not to be learned.
         segment_bytes: Least start of the margin: what the allocator reserves at a time, of which
             the last piece is rarely full. Under a budget of gigabytes a share of it is more.
-        start_share: That share.
     """
 
     def __init__(
@@ -65,11 +64,10 @@ class Reserve:
         budget_bytes: int,
         fixed: int | None = None,
         segment_bytes: int = 0,
-        start_share: float = START_SHARE,
     ) -> None:
         self._given = self.budget_bytes = budget_bytes
         self._fixed = fixed
-        start = max(int(start_share * budget_bytes), segment_bytes)
+        start = max(int(_START_SHARE * budget_bytes), segment_bytes)
         self._fragmentation = deque([start], WINDOW)
         # Growth of reserved bytes in steps that should have found all they need in the cache.
         self._growth = deque([start], WINDOW)

@@ -56,6 +56,8 @@ class Draft:
         values: What they made.
         packs: What was saved: the value (-1 if none of the block's own), the storage and how it
             lies; None for what has no storage of its own.
+        marks: For each of them how many nodes autograd's graph had got when it was saved, which is
+            the same for all that one node saves.
         changed: What was there before the call and is changed by it.
         fixed: Values that others hold, too.
         firm: How many tensors were saved before the block first went by what tensors hold; -1 if
@@ -69,6 +71,7 @@ class Draft:
     records: list[Record] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     packs: list[tuple[int, int, Shape] | None] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
     changed: set[Given] = field(default_factory=set)
     fixed: set[int] = field(default_factory=set)
     firm: int = -1

@@ -56,11 +56,14 @@ def trace_of(
             tuple(sorted(numbers[value] for value in record.inputs)),
             tuple(numbers[value] for value in record.outputs),
             step is not None,
+            step is not None and any(_is_held(g, draft, places) for g in step.given),
         )
         for record, step in zip(kept, steps)
     ]
     renumbered = [p if p.value < 0 else p._replace(value=numbers[p.value]) for p in packs]
-    uses = tuple(p.value for p in reversed(renumbered) if p.value >= 0)
+    # Nodes go backward in the reverse of their order; what one has saved it needs as it was saved.
+    order = sorted(range(len(packs)), key=lambda place: (-draft.marks[place], place))
+    uses = tuple(v for place in order if (v := renumbered[place].value) >= 0)
     fixed = {numbers[value] for value in held if value in numbers}.intersection(uses)
     return Trace(
         BlockGraph(tuple(operators), uses, frozenset(fixed)),
@@ -71,6 +74,7 @@ def trace_of(
         (draft.nodes - draft.copied, draft.nodes + draft.found),
         partial,
         {given: shape_of(t) for given, t in draft.taken.items() if is_plain(t)},
+        tuple(order),
     )
 
 
@@ -124,11 +128,12 @@ def _found(source: Given, draft: Draft, places: Mapping[int, int]) -> Given | No
     if source.place < 0:
         place = places.get(source.storage)
         return None if place is None else Given(-1, pack=place)
-    tensor = draft.taken[source]
-    if tensor.requires_grad and storage_of(tensor) not in places:
-        # An activation that nobody holds on to: it would stay, and nothing tells what that costs.
-        return None
     return source
+
+
+def _is_held(source: Given, draft: Draft, places: Mapping[int, int]) -> bool:
+    """Whether it is an argument that is not saved: it is to stay for the recipes' sake."""
+    return source.place >= 0 and storage_of(draft.taken[source]) not in places
 
 
 def _renumbered(argument: Any, numbers: Mapping[int, int], found: Mapping[Given, Given]) -> Any:

@@ -6,14 +6,15 @@ that is there, and what does not come out the same bit by bit is not dropped.
 
 Nor can all be watched that a forward goes by: a random generator of NumPy's, what an object of
 another library says. A recipe made before such a thing changed would be wrong without a word. So
-every now and then one value is tried again. That does not undo what was wrong until then, but it
-ends it and says so.
+every now and then one value is tried again, where there is room for it. That does not undo what was
+wrong until then, but it ends it and says so.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 
@@ -23,6 +24,8 @@ from mimose.runtime.remaking.saving import Saving, Taken
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EVERY = 16
 """Of so many calls of a block with one graph one tries a value again."""
+_PATIENCE = 4
+"""After so many times as many it does even where that takes more than the step was to."""
 _STALE = (
     "mimose: since some step what block {} computes depends on something that has changed and was "
     "not seen, or that differs each time: what is made again for its backward does not come out "
@@ -37,15 +40,18 @@ class Proofs:
 
     Args:
         kind: The kind of device; where tensors hold nothing there is nothing to try.
+        has_room: Whether so many bytes may be taken for a moment.
     """
 
-    __slots__ = ("_bad", "_calls", "_good", "_kind", "_warned")
+    __slots__ = ("_bad", "_calls", "_good", "_has_room", "_kind", "_warned")
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, has_room: Callable[[int], bool]) -> None:
         self._kind = kind
+        self._has_room = has_room
         self._good: dict[str, set[int]] = defaultdict(set)
         self._bad: dict[str, set[int]] = defaultdict(set)
-        self._calls: dict[tuple[str, str], int] = {}
+        # How often one was tried again, and how many calls there were since.
+        self._calls: dict[tuple[str, str], tuple[int, int]] = {}
         self._warned = False
 
     def fail(self, choice: Choice) -> bool:
@@ -78,12 +84,17 @@ class Proofs:
         digest = choice.trace.graph.digest
         # Blocks begin apart, so that not all of them try in the same step.
         key = digest, saving.name
-        count = self._calls.get(key, 5 * len(self._calls) % _EVERY) + 1
-        self._calls[key] = count
-        if count % _EVERY or not choice.dropped:
-            return True
+        turns, since = self._calls.get(key, (0, 5 * len(self._calls) % _EVERY))
+        since += 1
         order = sorted(choice.dropped)
-        value = order[count // _EVERY % len(order)]
+        if since < _EVERY or not order:
+            self._calls[key] = turns, since
+            return True
+        value = order[turns % len(order)]
+        if since < _PATIENCE * _EVERY and not self._has_room(_bytes(choice, value)):
+            self._calls[key] = turns, since  # At the next call, then.
+            return True
+        self._calls[key] = turns + 1, 0
         if _comes_out(choice, value, saving, taken) is not False:
             return True
         self._bad[digest].add(value)
@@ -93,6 +104,13 @@ class Proofs:
             self._warned = True
             warnings.warn(_STALE.format(saving.name), UserWarning, stacklevel=2)
         return False
+
+
+def _bytes(choice: Choice, value: int) -> int:
+    """Return what trying a value out takes at most."""
+    sizes = choice.trace.bytes
+    steps = choice.program(value, frozenset()).steps
+    return sum(sizes[made] for step in steps for _, made, _ in step.outputs)
 
 
 def _comes_out(choice: Choice, value: int, saving: Saving, taken: Taken) -> bool | None:

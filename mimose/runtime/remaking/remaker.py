@@ -16,7 +16,7 @@ from mimose.runtime.remaking.likeness import translated
 from mimose.runtime.remaking.offloading import Offloads
 from mimose.runtime.remaking.proof import Proofs
 from mimose.runtime.remaking.recipes import Choice
-from mimose.runtime.remaking.saving import Saving, take, unchanged, version_of
+from mimose.runtime.remaking.saving import Saving, Taken, take, unchanged, version_of
 from mimose.runtime.remaking.settings import Settings
 from mimose.runtime.remaking.signature import (
     SETTINGS,
@@ -55,6 +55,11 @@ class Looked(NamedTuple):
     signature: Signature
 
 
+def before(tracer: Tracer) -> Taken:
+    """Return what a call that is to be traced may read of what is there before it."""
+    return {given: (t, version_of(t)) for given, t in tracer.draft.taken.items()}
+
+
 class Remaker:
     """Traces blocks and carries out what plans drop.
 
@@ -66,15 +71,18 @@ class Remaker:
         missed: Calls whose graph was not the one that the plan was made for, and on which nothing
             of the same names can go.
         offloads: What sends values to the host's memory.
+        expected_peak: Bytes that the step is predicted to have allocated at its peak; None if
+            nothing is predicted.
     """
 
     def __init__(self, device: Device) -> None:
+        self.expected_peak: int | None = None
         self.strays = self.missed = 0
         self.offloads = Offloads(device)
         self._device = device
         self._kind = device.torch_device.type
         self._casts = Casts()
-        self._proofs = Proofs(self._kind)
+        self._proofs = Proofs(self._kind, self._has_room)
         self._traces: dict[Key, OrderedDict[Signature, Trace]] = {}
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._settings: dict[int, Settings] = {}
@@ -152,15 +160,32 @@ class Remaker:
     ) -> tuple[Any, Remade | None]:
         """Run a call of a kind that was not traced before."""
         wrapper, tracer = looked.wrapper, self.tracer(looked)
-        everything = {given: (t, version_of(t)) for given, t in tracer.draft.taken.items()}
+        everything = before(tracer)
         saving = Saving(wrapper.name)
         with saving.hooks(tracer.note), recording(tracer):
             result = wrapper.inner(*args, **kwargs)
         trace = tracer.finish(result)
-        chosen = self._chosen(trace, remade) if self.learn(looked, trace) else None
+        known = self.learn(looked, trace)
+        return result, self.drop(trace if known else None, remade, saving, everything)
+
+    def drop(
+        self, trace: Trace | None, remade: Remade, saving: Saving, everything: Taken
+    ) -> Remade | None:
+        """Drop what the plan says of what a call has saved that was traced just now.
+
+        Args:
+            trace: Its trace; None if that is not to be gone by.
+            remade: What the plan says.
+            saving: What the call has saved.
+            everything: What was there before it.
+
+        Returns:
+            What was dropped; None if nothing was.
+        """
+        chosen = None if trace is None else self._chosen(trace, remade)
         if chosen is None:
             self.missed += 1
-            return result, None
+            return None
         done, choice = chosen
         taken = {
             source: (tensor.detach(), version)
@@ -169,9 +194,9 @@ class Remaker:
         }
         if not unchanged(taken) or not self._proofs.hold(choice, saving, taken):
             self.strays += 1
-            return result, None
+            return None
         saving.drop(choice, taken, self.offloads)
-        return result, done
+        return done
 
     def tracer(self, looked: Looked) -> Tracer:
         """Return what traces a call."""
@@ -230,6 +255,11 @@ class Remaker:
             return None
         choice = self._choice(trace, meant)
         return (meant, choice) if choice.able and not self._proofs.fail(choice) else None
+
+    def _has_room(self, size: int) -> bool:
+        """Whether so many bytes more do not exceed the step's predicted peak."""
+        expected = self.expected_peak
+        return expected is None or self._device.allocated_bytes() + size <= expected
 
     def _settings_of(self, wrapper: BlockForward) -> Settings:
         settings = self._settings.get(wrapper.index)

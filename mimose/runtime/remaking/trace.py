@@ -97,6 +97,7 @@ class Trace:
         layouts: How what was there before the call lay in its storage.
         partial: Whether the block went by what tensors hold, so that another call may save
             something else from there on.
+        order: The places of ``packs`` in the order in which backward comes to them.
     """
 
     graph: BlockGraph
@@ -107,6 +108,7 @@ class Trace:
     nodes: tuple[int, int] = (0, 0)
     partial: bool = False
     layouts: Mapping[Given, Shape] = field(default_factory=dict)
+    order: tuple[int, ...] = ()
 
     def traced(self, block: int) -> Traced:
         """Return what planners are told, for the block of this number."""

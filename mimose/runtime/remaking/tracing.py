@@ -111,6 +111,7 @@ class Tracer(TorchDispatchMode):
 
     def note(self, tensor: torch.Tensor) -> None:
         """Note a tensor that is saved for backward, the next one in order."""
+        self.draft.marks.append(_nodes())
         with torch._C.DisableTorchFunction():
             if not is_plain(tensor):
                 self.draft.packs.append(None)

@@ -21,7 +21,7 @@ from mimose.runtime.remaking.tracing import tracing
 
 
 class Clock:
-    """A device that only tells the time."""
+    """A device that only tells the time, and holds nothing."""
 
     kind = "cpu"
     label = "measured on cpu"
@@ -32,6 +32,9 @@ class Clock:
 
     def seconds_between(self, start: float, end: float) -> float:
         return end - start
+
+    def allocated_bytes(self) -> int:
+        return 0
 
 
 def most(graph: BlockGraph, sizes: Sequence[int]) -> tuple[int, ...]:

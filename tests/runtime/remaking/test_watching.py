@@ -389,5 +389,17 @@ def test_what_is_right_is_tried_again_and_stays():
         warnings.simplefilter("error")
         dropping = calls(Block(), 40)
     assert dropping.calls == ["traced"] + ["dropped"] * 39
-    proofs = dropping.remaker._proofs
-    assert sum(proofs._calls.values()) == 38  # All but the first, which proved all.
+    assert tried(dropping) == 38 // 16  # All calls but the first, which proved all.
+
+
+def tried(dropping: Dropping) -> int:
+    return sum(turns for turns, _ in dropping.remaker._proofs._calls.values())
+
+
+@pytest.mark.parametrize(("peak", "expected"), [(0, 0), (1 << 40, 2)])
+def test_it_is_tried_again_where_there_is_room(peak, expected):
+    dropping = Dropping(Block())
+    dropping.remaker.expected_peak = peak
+    for step in range(40):
+        dropping(*inputs(step)[0]).sum().backward()
+    assert tried(dropping) == expected
