@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 try:
     import lightning.pytorch as pl
@@ -220,8 +221,9 @@ def attach(
             "this model was not set up: call model = fabric.setup(model) first, and attach what "
             "it returns"
         )
-    inner: torch.nn.Module = model.module  # type: ignore[assignment]
-    return attach_model(inner, budget, planner, **options)
+    wrapped: Any = model._forward_module
+    given = wrapped if isinstance(wrapped, DistributedDataParallel) else model.module
+    return attach_model(given, budget, planner, **options)  # type: ignore[arg-type]
 
 
 def _trained(pl_module: pl.LightningModule, name: str | None) -> torch.nn.Module:

@@ -327,14 +327,11 @@ class Collector:
     def _unsaved(self, own: tuple[Any, Any], saved: Saved) -> dict[int, int]:
         """Return which arguments a plain call saves nothing of: their places and their bytes.
 
-        Those that share their memory are left out, those that the block before saves, and those
-        without a gradient, which values may be made again from.
+        Those that share their memory are left out, and those that the block before saves.
         """
         found = {}
         for place, leaf in enumerate(pytree.tree_leaves(own)):
             if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
-                continue
-            if not leaf.requires_grad:
                 continue
             storage = leaf.untyped_storage()
             whole = leaf.nbytes == storage.nbytes()

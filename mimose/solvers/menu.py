@@ -220,5 +220,5 @@ def _table(graph: BlockGraph, sets: Sequence[tuple[int, ...]]) -> Candidates:
         dropped[row, list(values)] = 1.0
     runs = np.array([runs_again(graph, s) for s in sets], np.float64)
     runs = runs.reshape(len(sets), len(graph.operators))
-    holding = np.array([op.holds for op in graph.operators], np.bool_)
-    return Candidates(tuple(sets), dropped, runs, (runs[:, holding] > 0).any(axis=1))
+    holding = np.array([op.holds for op in graph.operators], np.float64)
+    return Candidates(tuple(sets), dropped, runs, runs @ holding > 0)

@@ -163,3 +163,14 @@ def test_a_lost_handle_is_got_back():
 def test_a_model_that_nothing_refers_to_is_let_go():
     mimose.attach(build(), "1GB")
     mimose.attach(build(), "1GB").detach()
+
+
+def test_a_plan_for_another_graph_is_said_to_do_nothing():
+    said = r"no block has the graph #12345678 .* recomputed whole from then on"
+    with (
+        mimose.attach(build(), None, "fixed", plan="remake 0-3 #12345678 [1]") as handle,
+        pytest.warns(UserWarning, match=said) as warned,
+    ):
+        plans = [train(handle.model, (8,), handle).plan for _ in range(3)]
+    assert len(warned) == 1
+    assert [plan.num_recomputed for plan in plans] == [0, 4, 4]

@@ -252,6 +252,46 @@ def lightning(
     return seen
 
 
+def fabric(
+    folder: Path, budget: str | None = BUDGET, *, steps: int = STEPS, resume: bool = False
+) -> Seen:
+    """Train with Fabric."""
+    from lightning.fabric import Fabric
+
+    from mimose.integrations.lightning import attach
+
+    torch.manual_seed(0)
+    runner = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    runner.launch()
+    model = generated.build_model()
+    model, optimizer = runner.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    loader = runner.setup_dataloaders(
+        DataLoader(generated.Texts(192), batch_size=BATCH, collate_fn=generated.collate)
+    )
+    handle = attach(model, budget, "auto" if budget else "baseline")
+    state = {"model": model, "optimizer": optimizer, "mimose": handle}
+    file, begin = folder / "half.ckpt", HALF if resume else 0
+    if resume:
+        runner.load(file, state)
+    seen = Seen()
+    seen.know(handle if budget else None)
+    for step, batch in enumerate(loader):
+        if step == steps:
+            break
+        if step < begin:
+            continue
+        torch.manual_seed(step)  # Dropout: the same, interrupted or not.
+        loss = model(**batch).loss
+        runner.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.add(handle if budget else None, loss.item())
+    if steps == HALF:
+        runner.save(file, state)
+    handle.detach()
+    return seen
+
+
 worker.SCENARIOS = {
     "trainer": lambda: in_parts("trainer", trainer),
     "trainer-sync": lambda: {
@@ -264,6 +304,7 @@ worker.SCENARIOS = {
         "first": vars(accelerate(Path(sys.argv[1]) / "alone", steps=HALF, alone=True)),
         "rest": vars(accelerate(Path(sys.argv[1]) / "alone", resume=True)),
     },
+    "fabric": lambda: in_parts("fabric", fabric),
     "lightning": lambda: in_parts("lightning", lightning),
 }
 

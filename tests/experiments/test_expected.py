@@ -175,7 +175,8 @@ def test_show_says_how_many_steps_count_and_what_they_weigh(runs):
 class Died:
     """A run over expected lengths that ended out of memory."""
 
-    directory, planner, time_label, budget_bytes = "runs/died", "p", "measured on cpu", 1
+    directory, planner, planner_label = "runs/died", "p", "p"
+    time_label, budget_bytes = "measured on cpu", 1
     info: ClassVar = {"outcome": "oom"}
 
     def __init__(self, steps):

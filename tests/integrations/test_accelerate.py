@@ -12,7 +12,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from accelerate import Accelerator
 
-from mimose.integrations.accelerate import attach, recovering
+from mimose import learning
+from mimose.integrations.accelerate import _Kept, attach, recovering
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -125,3 +126,46 @@ def test_it_can_be_left_out_of_checkpoints(generated):
     model = accelerator.prepare(generated.build_model())
     with attach(accelerator, model, "20MB", checkpoint=False):
         assert accelerator._custom_objects == []
+
+
+class Remembering:
+    """Stands where a handle would."""
+
+    def __init__(self, model="one", learned=0):
+        self.state = {"model": model, "planner": "auto", "learned": learned}
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def test_each_process_loads_what_it_saved_and_otherwise_the_first_ones(tmp_path):
+    def kept(rank, **state):
+        place = SimpleNamespace(process_index=rank, _custom_objects=[])
+        return _Kept(place, Remembering(**state))
+
+    for rank in range(2):
+        kept(rank, learned=rank).save([], [], str(tmp_path))
+    # Accelerate writes the first one's.
+    assert [file.name for file in tmp_path.iterdir()] == ["mimose_state_0_1.json"]
+    first = kept(0).state_dict()
+    for rank, learned in ((0, 0), (1, 1), (2, 0)):
+        loading = kept(rank, learned=9)
+        loading.load([], str(tmp_path))
+        loading.load_state_dict(first)
+        assert loading.state_dict()["learned"] == learned
+    # What the first process wrote of another model, later and alone, is not the other one's.
+    loading = kept(1)
+    loading.load([], str(tmp_path))
+    loading.load_state_dict({**first, "model": "another", "learned": 5})
+    assert loading.state_dict()["learned"] == 5
+
+
+def test_a_state_of_all_processes_has_each_ones_own(monkeypatch):
+    of_all = {"learned": 0, "others": [{"learned": 1}]}
+    for rank, learned in ((0, 0), (1, 1), (2, 0)):
+        monkeypatch.setattr(learning, "rank", lambda rank=rank: rank)
+        assert learning.learned_by_this(of_all) == {"learned": learned}
+    assert learning.learned_by_all(of_all, None) is of_all

@@ -1,11 +1,18 @@
-"""The search for the most that may be chosen for."""
+"""The search for the most that may be chosen for, and what blocks are offered."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mimose.planners.auto.choosing import _LEAST, _SLACK, _Search
+from mimose.costs import Profile
+from mimose.menu import BlockGraph, Operator, Traced
+from mimose.plan import Plan, Remade
+from mimose.planners.auto.choosing import _LEAST, _SLACK, InsideForecast, Offers, _Search
+from mimose.planners.auto.fits import Fit
+from mimose.planners.auto.traces import Traces
+from mimose.records import ModelInfo, Situation
 
 
 @settings(max_examples=200, deadline=None)
@@ -53,3 +60,61 @@ def test_room_that_is_left_is_used():
         pass
     assert 1060 * (1 - 2 * _SLACK) <= search.bytes <= 1060 * (1 + 2 * _SLACK)
     assert not _Search(1000.0).goes_on(1000 * _LEAST)
+
+
+CAST, NORM = 0, 1
+SAVED, INPUT = (3072, 1536), 2048
+
+
+@pytest.fixture
+def forecast() -> InsideForecast:
+    """Two blocks that save what they cast their input to, and a norm of it; and not the input."""
+    graph = BlockGraph(
+        (
+            Operator("to_copy", (), (CAST,), True, holds=True),
+            Operator("norm", (CAST,), (NORM,), True),
+        ),
+        uses=(NORM, CAST),
+    )
+    traces = Traces()
+    for length in (8, 16, 24):
+        values = tuple(size * length // 8 for size in SAVED)
+        blocks = [Traced(block, graph, values, (1e-4, 1e-4)) for block in (0, 1)]
+        traces.learn(blocks, (1, length), warm_up=False)
+    (alike,) = traces.alike()
+    profile = Profile(
+        activation=(sum(SAVED) - INPUT,) * 2,
+        output=(INPUT,) * 2,
+        level=(INPUT, 2 * INPUT),
+        kept_peak=(9000,) * 2,
+        checkpoint_peak=(9000,) * 2,
+        backward_peak=(20_000, 22_000),
+        forward_seconds=(1e-2,) * 2,
+        first_peak=INPUT,
+        head_peak=30_000,
+        tail_peak=0,
+        optimizer_peak=0,
+        freed=(INPUT,) * 2,
+    )
+    return InsideForecast(profile, inside=dict.fromkeys((0, 1), Fit(alike).at((1, 8))))
+
+
+def test_what_is_made_from_an_input_has_its_bytes_held(forecast):
+    info = ModelInfo(("a", "b"), exact=True, grad_bytes=(0, 0), other_grad_bytes=0)
+
+    def more(*dropped):
+        plan = Plan(2, (), (), (Remade(0, dropped, (), forecast.inside[0].fit.graph.digest),))
+        peaks = (forecast.peak(p, info, Situation(0)).bytes for p in (plan, Plan.keep_all(2)))
+        return list(forecast.holding(plan)), next(peaks) - next(peaks)
+
+    assert more(NORM) == ([], -SAVED[NORM])
+    assert more(CAST) == ([0], INPUT - SAVED[CAST])
+    assert more(CAST, NORM) == ([0], INPUT - sum(SAVED))
+
+
+def test_entries_keep_the_input_where_they_read_it(forecast):
+    offers = Offers(forecast, (0, 1))
+    menu = offers.menus[offers.of[0]]
+    everything = sum(SAVED) - INPUT
+    # Dropping the cast alone frees less than the norm's output does, and is no faster.
+    assert menu.kept.tolist() == [0, everything - SAVED[NORM], everything]

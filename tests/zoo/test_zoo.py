@@ -8,17 +8,30 @@ from pathlib import Path
 import pytest
 import torch
 from zoo_cases import CASES
-from zoo_conformance import EXACT, quietly, trace_of
+from zoo_conformance import EXACT, PLANNERS, quietly, trace_of
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, id=c.name, marks=() if c.quick else pytest.mark.slow) for c in CASES],
-)
-def test_it_trains_the_same_in_less_memory(case):
-    outcome = quietly(case)
+QUICK = {"XLNet": "mimose"}
+"""By which planner a quick case always runs, if not by the default one."""
+
+
+def cases():
+    for case in CASES:
+        for planner in PLANNERS:
+            marks = []
+            if not case.quick or planner != QUICK.get(case.name, PLANNERS[0]):
+                marks.append(pytest.mark.slow)
+            if planner in case.beyond:
+                reason = "the page says why"
+                marks.append(pytest.mark.xfail(raises=torch.OutOfMemoryError, reason=reason))
+            yield pytest.param(case, planner, id=f"{case.name}-{planner}", marks=marks)
+
+
+@pytest.mark.parametrize(("case", "planner"), cases())
+def test_it_trains_the_same_in_less_memory(case, planner):
+    outcome = quietly(case, planner)
     plain, attached = outcome.plain, outcome.attached
     assert attached.losses == plain.losses
     assert attached.gradients == plain.gradients
@@ -27,7 +40,7 @@ def test_it_trains_the_same_in_less_memory(case):
     assert attached.trace["classes"]
     assert outcome.violations == 0
     assert attached.peak_reserved <= outcome.budget_bytes
-    assert 2 * outcome.recomputing >= len(attached.responsive) > 0
+    assert 2 * outcome.saving >= len(attached.responsive) > 0
     assert outcome.peak_ratio < 1
     errors = outcome.prediction_errors
     assert min(errors) > -EXACT

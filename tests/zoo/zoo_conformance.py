@@ -20,7 +20,8 @@ from mimose.handle import SizeFunction
 from mimose.records import StepRecord
 from mimose.report import is_violation
 
-PLANNER = "mimose"
+PLANNERS = ("auto", "mimose")
+"""The library's default comes first."""
 RESPONSIVE = 6
 EXACT = 0.01
 """A prediction is off by less than this share of the measured peak."""
@@ -43,6 +44,7 @@ class Case:
             not, ``note`` says why.
         quick: Whether it is one of the few that always run.
         note: What is special about it.
+        beyond: Planners under which a step runs out of memory, which the page says why.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Case:
     exact: bool = True
     quick: bool = False
     note: str = ""
+    beyond: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -121,16 +124,22 @@ class Outcome:
         )
 
     @property
-    def recomputing(self) -> int:
-        """Number of responsive steps that recomputed."""
-        return sum(bool(r.plan.regions) for r in self.attached.responsive)
+    def saving(self) -> int:
+        """Number of responsive steps that recomputed blocks or let values go."""
+        return sum(bool(r.plan.regions or r.plan.remade) for r in self.attached.responsive)
 
     @property
     def recomputed_share(self) -> float:
         """Share of the blocks that responsive steps recomputed."""
-        steps = self.attached.responsive
-        chosen = sum(r.plan.num_recomputed for r in steps)
-        return chosen / max(1, self.attached.blocks * len(steps))
+        return self._share(sum(r.plan.num_recomputed for r in self.attached.responsive))
+
+    @property
+    def remade_share(self) -> float:
+        """Share of the blocks of which responsive steps let values go."""
+        return self._share(sum(len(r.plan.remade) for r in self.attached.responsive))
+
+    def _share(self, blocks: int) -> float:
+        return blocks / max(1, self.attached.blocks * len(self.attached.responsive))
 
     @property
     def peak_ratio(self) -> float:
@@ -152,15 +161,22 @@ class Outcome:
         return sum(map(is_violation, self.attached.records))
 
 
-def conform(case: Case) -> Outcome:
-    """Train ``case`` unattached, then under its budget, and return both."""
+def conform(case: Case, planner: str, plain: Trained | None = None) -> Outcome:
+    """Train ``case`` unattached, then under its budget, and return both.
+
+    Args:
+        case: The architecture.
+        planner: The planner's name.
+        plain: What training unattached has left behind, if that was done before.
+    """
     device = open_device("cpu", reset_peaks=True)
     try:
-        plain = _train(case, device, None)
+        if plain is None:
+            plain = _train(case, device, None, planner)
         budget = int(case.share * plain.peak_reserved)
         gc.collect()  # What is freed in a step that is measured would be missed there.
         device.release_cache()
-        attached = _train(case, device, budget)
+        attached = _train(case, device, budget, planner)
         name = _built_class(case)
         return Outcome(plain, attached, budget, name, device.label)
     finally:
@@ -173,7 +189,7 @@ def _built_class(case: Case) -> str:
         return type(case.build()).__name__
 
 
-def _train(case: Case, device: Device, budget: int | None) -> Trained:
+def _train(case: Case, device: Device, budget: int | None, planner: str) -> Trained:
     transformers.set_seed(0)  # NumPy's generator as well: some models draw masks from it.
     model = case.build().train()
     device.adopt(model)
@@ -189,7 +205,7 @@ def _train(case: Case, device: Device, budget: int | None) -> Trained:
         with mimose.attach(
             model,
             budget,
-            PLANNER,
+            planner,
             device=device,
             enforce=True,
             size=case.size,
@@ -298,8 +314,8 @@ def _global_hooks() -> Iterator[dict[int, Any]]:
     yield module._global_backward_pre_hooks
 
 
-def quietly(case: Case) -> Outcome:
+def quietly(case: Case, planner: str, plain: Trained | None = None) -> Outcome:
     """Return :func:`conform`, without what libraries warn about such small models."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return conform(case)
+        return conform(case, planner, plain)

@@ -114,15 +114,14 @@ def to_row(
                 absent += near.output_bytes
             continue
         # A profile's blocks hold their inputs in backward.
-        freed = 0 if block in holding else sample.freed_bytes
-        gone = 0 if block in holding else sample.freed_bytes + sample.freed_late_bytes
-        rows.append(_columns(sample, shift, later + gone))
+        early, late = (0, 0) if block in holding else _freed(sample)
+        rows.append(_columns(sample, shift, later + early + late))
         storages.append((sample.saved_storages, sample.output_storages))
         seconds.append(sample.forward_seconds)
         if block not in recomputed:
             held = sample.activation_bytes - sample.let_go_bytes
-            kept += held - freed
-            left += held + sample.saved_copy_bytes - gone
+            kept += held - early
+            left += held + sample.saved_copy_bytes - early - late
             left -= sample.shared_bytes if block > last else 0
     shift, later = absent - kept, absent - left
     outside = (
@@ -148,19 +147,29 @@ def _columns(sample: BlockSample, shift: int, later: int) -> tuple[int, ...]:
     """Return a block's columns, levels moved by ``shift`` in forward and ``later`` in backward."""
     backward = sample.backward_peak_bytes
     kept = tensor_bytes(sample)
-    freed = sample.freed_bytes + sample.freed_late_bytes
+    early, late = _freed(sample)
     return (
-        max(0, kept + sample.saved_copy_bytes - freed),
+        kept + sample.saved_copy_bytes - early - late,
         sample.output_bytes,
         sample.level_bytes + shift,
         sample.kept_peak_bytes,
         sample.checkpoint_peak_bytes,
-        max(0, kept - sample.freed_bytes),
-        freed,
+        kept - early,
+        early + late,
         sample.shared_bytes,
         # Without a gradient there is no backward, which costs no more than being there.
         sample.level_bytes + shift if backward is None else backward + later,
     )
+
+
+def _freed(sample: BlockSample) -> tuple[int, int]:
+    """Return how much of its input a kept block frees in the forward pass, and after it.
+
+    No more than it keeps: one that keeps nothing, as it is not trained, is never recomputed.
+    """
+    kept = tensor_bytes(sample)
+    early = min(sample.freed_bytes, kept)
+    return early, min(sample.freed_late_bytes, kept + sample.saved_copy_bytes - early)
 
 
 @dataclass(slots=True)

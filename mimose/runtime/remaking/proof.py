@@ -74,7 +74,8 @@ class Proofs:
         if choice.dropped <= good:
             return self._audit(choice, saving, taken)
         for value in choice.dropped - good:
-            same = _comes_out(choice, value, saving, taken)
+            # From the others, which are there, too: each is tried by itself, in the least room.
+            same = _comes_out(choice, value, saving, taken, choice.dropped - {value})
             if same is not None:
                 (good if same else self._bad[digest]).add(value)
         return not self.fail(choice)
@@ -113,21 +114,32 @@ def _bytes(choice: Choice, value: int) -> int:
     return sum(sizes[made] for step in steps for _, made, _ in step.outputs)
 
 
-def _comes_out(choice: Choice, value: int, saving: Saving, taken: Taken) -> bool | None:
-    """Return whether a value comes out the same; None if that cannot be tried now."""
+def _comes_out(
+    choice: Choice,
+    value: int,
+    saving: Saving,
+    taken: Taken,
+    given: frozenset[int] = frozenset(),
+) -> bool | None:
+    """Return whether a value comes out the same; None if that cannot be tried now.
+
+    It is made as in backward, but for the dropped values ``given``, which are taken as they are.
+    """
     try:
-        return _same(choice, value, saving, taken)
+        return _same(choice, value, saving, taken, given)
     except torch.OutOfMemoryError:
         return None
     except Exception:  # Whatever it is, backward must not meet with it.
         return False
 
 
-def _same(choice: Choice, value: int, saving: Saving, taken: Taken) -> bool:
-    there = {leaf: _tensor(saving, place) for leaf, place in choice.leaves[value]}
+def _same(choice: Choice, value: int, saving: Saving, taken: Taken, known: frozenset[int]) -> bool:
+    places = {leaf: place for one in (value, *known) for leaf, place in choice.leaves[one]}
+    places.update((one, choice.first[one]) for one in known)
+    there = {one: _tensor(saving, place) for one, place in places.items()}
     given = {source: tensor for source, (tensor, _) in taken.items()}
     given.update((source, _tensor(saving, source.pack)) for source in choice.packed)
-    made = run(choice.program(value, frozenset()), (there,), given)[value]
+    made = run(choice.program(value, known), (there,), given)[value]
     return all(
         _equal(as_shape(made, choice.trace.packs[place].shape), _tensor(saving, place))
         for place, of in choice.packs

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from mimose.runtime.remaking.survey import Survey, identities, is_scalar
+from mimose.runtime.remaking.kinds import identities, is_scalar
+from mimose.runtime.remaking.survey import Survey
 
 _HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks")
 

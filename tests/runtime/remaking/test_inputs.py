@@ -54,6 +54,34 @@ def test_what_is_made_from_an_input_that_needs_a_gradient_is_dropped() -> None:
     assert "softmax" in outcome.dropping.names
 
 
+class Norm(nn.Module):
+    """Casts its input up, as norms in bfloat16 do: the copy is saved, and not the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.ones(WIDTH, dtype=torch.bfloat16))
+        self.linear = nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.float()
+        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
+        return x + self.linear(self.weight * h.to(x.dtype))
+
+
+def test_what_an_input_is_cast_to_is_dropped() -> None:
+    def inputs(step: int) -> Any:
+        x = call(step)[0].detach().bfloat16().requires_grad_()
+        return (x,), {}
+
+    outcome = both(Norm(), inputs)
+    assert outcome.calls == ["traced", "dropped", "dropped"]
+    trace = outcome.dropping.trace
+    first = trace.graph.operators[0]
+    assert (first.name, first.holds) == ("to_copy", True)
+    assert first.outputs[0] in outcome.dropping.choose(trace)
+
+
 def test_a_graph_says_what_holds_inputs() -> None:
     block = dropping("softmax")
     assert block.trace is not None
