@@ -532,13 +532,15 @@ def plan(
     """Print the plans a planner makes for given sizes; trains and records nothing."""
     config = _config(locals())
     asked = _sizes(padded) if padded.strip() else []
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
+    from itertools import zip_longest
 
     from mimose_bench.experiments import tables
     from mimose_bench.experiments.bounds import describe_bounds, measure_bounds
     from mimose_bench.experiments.menus import describe_menus
     from mimose_bench.experiments.planning import (
         advice,
+        as_asked,
         describe_solution,
         parse_sizes,
         plan_sizes,
@@ -550,9 +552,11 @@ def plan(
         work = task_of(config)
         sizes = parse_sizes(work, asked) or [work.longest()]
         found = []
-        for size in sizes:
+        for text, size in zip_longest(asked, sizes):
             with opened(config) as opened_device:
-                found.append(measure_bounds(config, work, opened_device, size))
+                each = measure_bounds(config, work, opened_device, size)
+            shown = each.shown if text is None else as_asked(work, text, size)
+            found.append(replace(each, shown=shown))
         if json:
             _print_json({"bounds": [asdict(each) for each in found]})
             return
@@ -560,6 +564,8 @@ def plan(
         return
     answers, facts = plan_sizes(config, asked, _say)
     fits = any(answer.plan is not None for answer in answers)
+    if any(answer.plan is None for answer in answers):
+        _say(f"mimose-bench: {advice(answers, facts)}")
     if json:
         menus = {"menus": [menu.to_json() for menu in facts["menus"]]} if "menus" in facts else {}
         _print_json({**facts, **menus, "plans": [asdict(answer) for answer in answers]})
@@ -569,8 +575,6 @@ def plan(
         f"margin {tables.size(facts['margin_bytes'])}, {facts['device_label']}"
     )
     print(plans_table(answers, facts))
-    if any(answer.plan is None for answer in answers):
-        _say(advice(facts.get("enough_bytes")))
     if "solution" in facts:
         print(f"\n{describe_solution(facts)}")
     if facts.get("menus"):

@@ -100,7 +100,7 @@ def plan_sizes(
     parsed = parse_sizes(task, sizes)
     if planned is not None and not parsed:
         parsed, sizes = [planned], [task.describe_size(planned)]
-    shown = {size: _shown(task, text, size) for text, size in zip(sizes, parsed)}
+    shown = {size: as_asked(task, text, size) for text, size in zip(sizes, parsed)}
     answers: dict[Size, Planned] = {}
     facts: dict[str, Any] = {}
     while left := {size: text for size, text in shown.items() if size not in answers}:
@@ -197,8 +197,8 @@ def parse_sizes(task: Task, texts: Sequence[str]) -> list[Size]:
     return sizes
 
 
-def _shown(task: Task, text: str, size: Size) -> str:
-    """Return what a user asked for, and what became of it where that is something else."""
+def as_asked(task: Task, text: str, size: Size) -> str:
+    """Return a size as a user wrote it, and what became of it where that is something else."""
     told = task.describe_size(size)
     return told if told == text else f"{text} ({told})"
 
@@ -285,17 +285,14 @@ def plans_table(answers: Sequence[Planned], facts: Mapping[str, Any]) -> str:
     return text
 
 
-def advice(enough_bytes: int | None) -> str:
-    """Return what to change where a batch does not fit.
-
-    Args:
-        enough_bytes: A budget with which all fit; None if none is known.
-    """
-    smaller = "smaller --lengths or a smaller --batch-size"
-    if enough_bytes is None:
-        return f"give a larger --budget, {smaller}"
-    budget = format_bytes(enough_bytes, up=True).replace(" ", "")
-    return f"give --budget {budget}, which has room for all of them, {smaller}"
+def advice(answers: Sequence[Planned], facts: Mapping[str, Any]) -> str:
+    """Return what to change where a batch does not fit, and that it does not."""
+    which = "not all of" if any(answer.plan is not None for answer in answers) else "none of"
+    budget, enough = "a larger --budget", facts.get("enough_bytes")
+    if enough is not None:
+        given = format_bytes(enough, up=True).replace(" ", "")
+        budget = f"--budget {given}, which has room for all of them"
+    return f"{which} these batches fit: give {budget}, smaller --lengths or a smaller --batch-size"
 
 
 def describe(planned: Planned) -> str:

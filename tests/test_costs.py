@@ -330,10 +330,11 @@ def test_fast_path_equals_general_path(
 ) -> None:
     count = len(chain.blocks)
     plan = Plan.recompute_each(count, data.draw(st.sets(st.integers(0, count - 1))))
-    profile, info = profile_of(chain), info_of(chain)
+    shared = tuple(data.draw(st.integers(0, b.activation)) for b in chain.blocks)
+    profile, info = replace(profile_of(chain), shared=shared), info_of(chain)
     situation = Situation(3, grads_resident=grads_resident)
     grown = None if grads_resident else grown_gradients(info, count)
-    general = _Timeline(profile, grown).run(plan, situation)
+    general = _Timeline(profile, grown).run(plan, situation, ())
     assert predict_peak(profile, plan, info, situation).bytes == general.bytes
 
 

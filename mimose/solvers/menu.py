@@ -136,9 +136,7 @@ def _within(table: Candidates, graph: BlockGraph, one: Traced) -> list[int]:
     while True:
         front = [left[p] for p in table.among(left).worth(sizes, seconds)]
         bad = {
-            p
-            for p in front
-            if p not in good and _working_bytes(graph, table.sets[p], sizes) > most
+            p for p in front if p not in good and _working_bytes(graph, table.sets[p], sizes) > most
         }
         if not bad:
             return front

@@ -20,8 +20,6 @@ SHELTERED = 4
 WITH_WINDOWS = 10  # As by default: three of these begin a window of four.
 EXACT = 0.01
 """A prediction is off by less than this share of the measured peak."""
-SAFE = 0.1
-"""Where values are made again, some more may be predicted than is needed."""
 MIB = 1 << 20
 
 _WORDS = {"vocab_size": 400}
@@ -187,4 +185,4 @@ def test_training_is_the_same_and_its_peaks_are_predicted(build, window, autocas
     responsive = [r for r in records if r.phase == "responsive"]
     assert any(not r.plan.keeps_all for r in responsive)
     off = [r.predicted_peak_bytes / r.peak_allocated_bytes - 1 for r in settled(responsive)]
-    assert -EXACT < min(off) <= max(off) < (SAFE if planner == "auto" else EXACT)
+    assert -EXACT < min(off) <= max(off) < EXACT

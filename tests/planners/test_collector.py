@@ -88,6 +88,30 @@ def test_copies_of_weights_and_inputs_that_are_let_go_are_told_from_activations(
     assert row[-3] == 3_000_000
 
 
+def test_what_kept_blocks_free_of_their_inputs_is_counted_in(machine):
+    """A step that keeps all shows what one that recomputes all does, whose blocks hold inputs."""
+    m = machine()
+    expected = replace(
+        m.collect((12, 100)),
+        blocks=tuple(
+            replace(b, freed_bytes=1_000 + b.block, freed_late_bytes=200)
+            for b in m.collect((12, 100)).blocks
+        ),
+    )
+    kept, blocks = 0, []
+    for b in expected.blocks:
+        late = 200 * b.block
+        gone = b.freed_bytes + b.freed_late_bytes
+        level, peak = b.level_bytes + kept, b.backward_peak_bytes + kept - late - gone
+        blocks.append(replace(b, level_bytes=level, backward_peak_bytes=peak))
+        kept += b.activation_bytes - b.freed_bytes
+    head = expected.head_peak_bytes + kept - 200 * m.count
+    found = replace(expected, blocks=tuple(blocks), head_peak_bytes=head)
+    row, _, _ = to_row(found, Plan.keep_all(m.count), m.count)
+    plain, _, _ = to_row(expected, Plan.recompute_each(m.count), m.count)
+    np.testing.assert_array_equal(row, plain)
+
+
 @pytest.mark.parametrize("skipped", [(0,), (5,), (11,), (4, 5), (0, 1, 11)])
 def test_skipped_blocks_are_filled_in(machine, skipped):
     """A step in which layer drop skipped blocks stands for one in which all of them ran."""

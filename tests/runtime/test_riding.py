@@ -11,6 +11,7 @@ from mimose.devices.cpu import CpuDevice
 from mimose.plan import Plan, Region, Remade
 from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, to_row
 from mimose.records import Collected
+from mimose.runtime import riding
 from mimose.runtime.blocks import find_blocks
 from mimose.runtime.executor import Executor
 
@@ -83,6 +84,24 @@ def test_it_measures_what_the_shuttling_collector_does(cpu: CpuDevice) -> None:
     for name, column in expected.items():
         assert found[name] == pytest.approx(column, abs=NUMBER), name
     assert all(map(torch.equal, gradients, others))
+
+
+def test_a_trace_knows_the_order_in_which_backward_comes_to_what_is_saved(
+    cpu: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def by_use(trace, moments, level):
+        seen.append((trace.order, list(moments)))
+        return (), ()
+
+    monkeypatch.setattr(riding, "by_use", by_use)
+    collected(cpu, Plan.recompute_each(BLOCKS), ride=True)
+    assert seen
+    for order, places in seen:
+        assert places == [place for place in order if place in places]
+        # Of a node that saves several the first one comes first.
+        assert places != sorted(places, reverse=True)
 
 
 def test_no_block_runs_once_more(cpu: CpuDevice) -> None:

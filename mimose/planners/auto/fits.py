@@ -144,7 +144,7 @@ class _Levels:
         shown = ~np.isnan(levels).any(axis=1)
         if not shown.any() or not levels.shape[1]:
             return None
-        known, rows = [sizes[row] for row in np.flatnonzero(shown)], levels[shown]
+        known, rows = [sizes[int(row)] for row in np.flatnonzero(shown)], levels[shown]
         features = Features(known, rows)
         design = np.array([features.row(s) for s in known])
         return cls(features, np.linalg.lstsq(design, rows, rcond=None)[0])

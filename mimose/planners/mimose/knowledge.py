@@ -121,8 +121,9 @@ class Knowledge:
             state = self._optimizer_state(grown[0])
             samples = self._samples(grads_resident, grown)
             fixed = _fixed(info, len(self.block_names), self.casts)
+            count = len(self.block_names)
             found = self._fitted_by(
-                samples, len(grown) - 1, self._optimizer_peak, state, fixed, grads_resident
+                samples, count, self._optimizer_peak, state, fixed, grads_resident
             )
             self._estimators[grads_resident] = found
         return found
