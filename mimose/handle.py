@@ -606,6 +606,7 @@ class Handle(Asked, Profiled):
                 grad_bytes=grads,
                 other_grad_bytes=others,
                 device_label=self.device.label,
+                expandable_segments=self.device.has_expandable_segments(),
                 copy_bandwidth=executor.remaker.offloads.channel.bandwidth
                 if getattr(self.planner, "offload", False)
                 else None,

@@ -45,6 +45,8 @@ class ModelInfo:
         device_label: What every figure of this run carries, e.g. ``measured on cpu``.
         copy_bandwidth: Bytes a second between the device and the host, either way; None unless the
             planner has an attribute ``offload`` that is True, since it has to be measured.
+        expandable_segments: Whether the allocator's segments grow and shrink by pages, so that
+            free memory serves requests of any size.
     """
 
     block_names: tuple[str, ...]
@@ -58,6 +60,7 @@ class ModelInfo:
     other_grad_bytes: int = 0
     device_label: str = ""
     copy_bandwidth: float | None = None
+    expandable_segments: bool = False
 
     @property
     def num_blocks(self) -> int:

@@ -66,8 +66,8 @@ tests them.
 
 {notes}
 """
-NOTES = """Where a prediction is off by more than {exact:.0%}, one of these is the cause, as far as
-that was looked into. They shrink as models grow:
+NOTES = """Where a prediction is off by more than {exact:.0%}, the notes name the cause where it was
+found. All of these shrink as models grow:
 
 - **attention weights** that layers return are held by the model's loop until the next layer has
   returned. If the layer is kept, they are counted twice until then.

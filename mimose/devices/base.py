@@ -80,6 +80,9 @@ class Device(Protocol):
     def largest_free_block_bytes(self) -> int:
         """Largest block that could be handed out without reserving more."""
 
+    def has_expandable_segments(self) -> bool:
+        """Return whether segments grow and shrink by pages."""
+
     def enforce(self, budget_bytes: int | None) -> None:
         """Make reserving more than ``budget_bytes`` fail with ``torch.OutOfMemoryError``.
 

@@ -95,10 +95,16 @@ class CudaDevice:
 
     def largest_free_block_bytes(self) -> int:
         """Return the largest block that could be handed out without reserving more."""
-        index = self.torch_device.index
-        segments = (s for s in torch.cuda.memory_snapshot() if s["device"] == index)
-        blocks = (b for s in segments for b in s["blocks"] if b["state"] == "inactive")
+        blocks = (b for s in self._segments() for b in s["blocks"] if b["state"] == "inactive")
         return max((b["size"] for b in blocks), default=0)
+
+    def has_expandable_segments(self) -> bool:
+        """Return whether segments grow and shrink by pages; False while nothing is reserved."""
+        return any(s.get("is_expandable", False) for s in self._segments())
+
+    def _segments(self) -> list[dict[str, Any]]:
+        index = self.torch_device.index
+        return [s for s in torch.cuda.memory_snapshot() if s["device"] == index]
 
     def enforce(self, budget_bytes: int | None) -> None:
         """Make reserving more than ``budget_bytes`` fail, by the process's memory fraction.

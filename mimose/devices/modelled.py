@@ -56,6 +56,10 @@ class ModelledDevice:
         """Return all figures of the allocator model; after :meth:`close` the last ones."""
         return self._final or stats(self._model)
 
+    def has_expandable_segments(self) -> bool:
+        """Return whether segments grow and shrink by pages."""
+        return self._expandable
+
     def allocated_bytes(self) -> int:
         """Return the bytes allocated now."""
         if self._final is not None:

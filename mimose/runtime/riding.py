@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from mimose.devices.base import Device, Mark
 from mimose.menu import Traced, course_of
@@ -122,7 +123,9 @@ class RidingCollector(Collector):
         sample.began = start
         sample.measured = ledger.begin(("forward", key))
         try:
-            result = rerun()
+            # To its end, in backward, too: what it takes there is part of what keeping it takes.
+            with set_checkpoint_early_stop(False):
+                result = rerun()
         finally:
             ran, self._running = self._running is None, None
         high = levels.mark()

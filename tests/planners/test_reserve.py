@@ -209,3 +209,15 @@ def test_what_packing_wastes_is_no_fragmentation_of_a_sheltered_step():
         peak_allocated_bytes=6000,
     )
     assert reserve.margin_bytes == 600
+
+
+def test_expandable_segments_start_nearer_to_the_budget_and_keep_what_is_cached():
+    reserve = Reserve(10_000, expandable=True)
+    assert reserve.margin_bytes == 300
+    step(reserve, 400, 9000, 9100)
+    now = Situation(100, reserved_bytes=9100)
+    assert release(Reserve(10_000), (12, 200), 8000, now)
+    assert not release(reserve, (12, 200), 8000, now)
+    step(reserve, 200, 8000, 9900, before=9100, num_alloc_retries=1)
+    assert release(reserve, (12, 200), 8000, now)
+    assert not release(reserve, (12, 201), 8000, now)

@@ -46,6 +46,16 @@ def test_levels_are_told_from_the_highest_whatever_there_is_beside_a_block():
     assert inside.rise((0,)) == -500
 
 
+def test_a_graph_that_depends_on_the_size_is_left_alone_and_that_is_news():
+    traces = learned((100, True))
+    other = BlockGraph(GRAPH.operators, uses=(1, 1, 0))
+    assert traces.alike()
+    found = [Traced(block, other, (200, 100), (1.0, 1.0)) for block in (0, 1)]
+    assert traces.learn(found, (4, 200), warm_up=False) == 2
+    assert not traces.alike()
+    assert traces.learn(found, (4, 200), warm_up=False) == 0
+
+
 def test_steps_of_the_other_state_count_for_more_and_only_where_there_are_too_few():
     traces = learned((100, False), (200, False), (300, False), (400, True))
     (alike,) = Traces.from_json(json.loads(json.dumps(traces.to_json()))).alike()

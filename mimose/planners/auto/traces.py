@@ -107,6 +107,7 @@ class Traces:
             seen = self._seen.setdefault(one.block, _Seen(one.graph))
             if seen.graph != one.graph:
                 if seen.bytes.keys() - {size}:
+                    new += seen.graph is not None
                     seen.graph = None
                     continue
                 # The same size looks different now: the model has changed.

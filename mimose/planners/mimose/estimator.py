@@ -37,6 +37,7 @@ class Estimator:
             may not depend on the batch. It matters only where an extent never varied, so that
             what grows with it cannot be told from that; unbounded by default.
         grads_resident: Whether the steps that are predicted begin with gradients.
+        packed: Whether memory between tensors is lost, as with segments of fixed sizes.
 
     Attributes:
         grads_resident: The same.
@@ -54,6 +55,8 @@ class Estimator:
         optimizer_state: int = 0,
         fixed: Row | None = None,
         grads_resident: bool = True,
+        *,
+        packed: bool = True,
     ) -> None:
         self.grads_resident = grads_resident
         sizes = [s.size for s in samples]
@@ -75,7 +78,7 @@ class Estimator:
         self.num_shapes = len({s[1:] for s in sizes})
         design = np.array([self._features.row(s) for s in sizes])
         times = _fit_times(self._features, design, np.array([s.seconds for s in samples]))
-        self._storages = Storages(samples, design)
+        self._storages = Storages(samples, design) if packed else None
         self._design = design
         self._coefficients = np.hstack([np.linalg.lstsq(design, targets, rcond=None)[0], times])
         # The first column counts the intercept as scaling with the batch, which one batch size
@@ -138,7 +141,9 @@ class Estimator:
         return (size[0], *(max(x, low) for x, low in zip(size[1:], least[1:])))
 
     def packing(self, size: Size) -> Packing | None:
-        """Return what is lost between tensors at ``size``; None if their sizes are unknown."""
+        """Return what is lost between tensors at ``size``; None if that is unknown or nothing."""
+        if self._storages is None:
+            return None
         return self._storages.predict(np.array(self._features.row(size)))
 
     def predict(self, size: Size) -> Profile:

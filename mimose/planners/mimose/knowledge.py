@@ -123,7 +123,13 @@ class Knowledge:
             fixed = _fixed(info, len(self.block_names), self.casts)
             count = len(self.block_names)
             found = self._fitted_by(
-                samples, count, self._optimizer_peak, state, fixed, grads_resident
+                samples,
+                count,
+                self._optimizer_peak,
+                state,
+                fixed,
+                grads_resident,
+                packed=not info.expandable_segments,
             )
             self._estimators[grads_resident] = found
         return found

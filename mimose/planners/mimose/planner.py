@@ -359,7 +359,8 @@ class Mimose(Bound):
         fixed = self._fixed_margin
         if fixed is None and self.variant == "authors":
             fixed = int(_AUTHORS_MARGIN_SHARE * budget)
-        reserve = Reserve(budget, fixed, min(_SEGMENT_BYTES, budget // 8))
+        start = min(_SEGMENT_BYTES, budget // 8)
+        reserve = Reserve(budget, fixed, start, expandable=info.expandable_segments)
         if self._reserve_state is not None:
             reserve.load_state_dict(self._reserve_state)
         return reserve
