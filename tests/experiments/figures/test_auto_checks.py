@@ -144,6 +144,18 @@ def test_learning_counts_what_measuring_takes_longer(write_run):
     result = auto_learning.judge({("qa-bert", "auto"): good, ("qa-bert", "mimose"): found}, LABEL)
     assert {claim.verdict for claim in result.claims} == {"holds"}
     assert len(result.tables[0].rows) == 2
+    expandable = {("qa-bert", auto_learning.EXPANDABLE): found, ("qa-bert", "auto"): good}
+    claims = auto_learning.judge(expandable, LABEL).claims
+    outside = [claim.text for claim in claims if claim.verdict == "outside"]
+    assert len(outside) == 3
+    assert all("with expandable segments" in text for text in outside)
+
+
+def test_learning_runs_auto_alone_with_expandable_segments():
+    native, stretched = auto_learning.grid(2, 9), auto_learning.grid(2, 9, expandable=True)
+    assert "allocator" not in native["options"]
+    assert stretched["options"] == {**native["options"], "allocator": "expandable"}
+    assert stretched["planners"] == ["baseline", "auto"]
 
 
 def test_distances_are_meant_by_task():
