@@ -28,6 +28,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+# A sample more asks about nearly the same sets as the samples before it.
+_MOST_ASKED = 1 << 14
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:
@@ -106,17 +109,7 @@ class BlockGraph:
 
     def can_drop(self, dropped: Collection[int]) -> bool:
         """Whether all of ``dropped`` can be made again once all of them are gone."""
-        chosen = frozenset(dropped)
-        if not chosen <= self.saved - self.fixed:
-            return False
-        able = list[bool]()
-        for value in range(self.num_values):
-            operator = self.operators[self.makers[value]]
-            able.append(
-                operator.repeatable
-                and all(able[i] or self._is_kept(i, chosen) for i in operator.inputs)
-            )
-        return all(able[value] for value in chosen)
+        return _can_drop(self, frozenset(dropped))
 
     def can_let_go(self, dropped: Collection[int], offloaded: Collection[int]) -> bool:
         """Whether all of ``dropped`` can be made again, and ``offloaded`` are others to be had."""
@@ -133,9 +126,6 @@ class BlockGraph:
     def droppable(self) -> tuple[int, ...]:
         """Return the saved values that can be made again if everything else is kept."""
         return tuple(v for v in sorted(self.saved) if self.can_drop((v,)))
-
-    def _is_kept(self, value: int, dropped: frozenset[int]) -> bool:
-        return value in self.saved and value not in dropped
 
     def remaking(self, value: int, there: Collection[int]) -> Iterator[int]:
         """Yield the places of the operators that make ``value`` again, in the order to run them.
@@ -154,6 +144,18 @@ class BlockGraph:
             needed.add(place)
             pending += [i for i in self.operators[place].inputs if i not in there]
         yield from sorted(needed)
+
+
+@lru_cache(maxsize=_MOST_ASKED)
+def _can_drop(graph: BlockGraph, dropped: frozenset[int]) -> bool:
+    if not dropped <= graph.saved - graph.fixed:
+        return False
+    kept = graph.saved - dropped
+    able = list[bool]()
+    for maker in graph.makers:
+        operator = graph.operators[maker]
+        able.append(operator.repeatable and all(able[i] or i in kept for i in operator.inputs))
+    return all(able[value] for value in dropped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ Vector = NDArray[np.float64]
 MOST_TRIED = 10
 """Of so many values, the largest, every set is tried; further ones are added one by one."""
 MOST_CANDIDATES = 256
-_MOST_REMEMBERED, _MOST_COURSES = 64, 512
+_MOST_REMEMBERED, _MOST_COURSES, _MOST_ASKED = 64, 512, 1 << 14
 _TINY = 0.01
 """Values that are together less than this share of what the block saves are kept."""
 
@@ -159,7 +159,8 @@ def _alive(graph: BlockGraph, dropped: tuple[int, ...]) -> Vector:
     return found
 
 
-def runs_again(graph: BlockGraph, dropped: Sequence[int]) -> list[int]:
+@lru_cache(maxsize=_MOST_ASKED)
+def runs_again(graph: BlockGraph, dropped: tuple[int, ...]) -> tuple[int, ...]:
     """Return how often each operator runs again, by the rules of :mod:`mimose.menu`."""
     gone = frozenset(dropped)
     kept = graph.saved - gone
@@ -175,7 +176,7 @@ def runs_again(graph: BlockGraph, dropped: Sequence[int]) -> list[int]:
                 held |= gone.intersection(graph.operators[place].outputs)
         left[value] -= 1
         held = {v for v in held if left[v] > 0}
-    return runs
+    return tuple(runs)
 
 
 def _relevant(graph: BlockGraph, sizes: Sequence[Vector]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from mimose.solvers.menu import Vector, candidates
 
 _MOST_SIZES = 5
 """At so many of the sizes seen is looked for what is worth dropping."""
+_MOST_COURSES = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,8 @@ class Fit:
         """The candidates' courses, one after the other, and where each begins."""
         found = [_course(self.graph, dropped) for dropped in self.candidates.sets]
         starts = np.cumsum([0, *(len(places) for places, _ in found)])[:-1]
-        places, more = (np.concatenate(parts) for parts in zip(*found))
+        places = np.concatenate([places for places, _ in found])
+        more = np.concatenate([more for _, more in found]).astype(np.float64)
         return places, more, starts
 
     def at(self, size: Size, grads_resident: bool = True) -> Inside:
@@ -154,7 +156,10 @@ class _Levels:
         return np.array(self.features.row(size)) @ self.coefficients
 
 
-def _course(graph: BlockGraph, dropped: tuple[int, ...]) -> tuple[NDArray[np.intp], Matrix]:
+@lru_cache(maxsize=_MOST_COURSES)
+def _course(
+    graph: BlockGraph, dropped: tuple[int, ...]
+) -> tuple[NDArray[np.intp], NDArray[np.int8]]:
     """Return, for each moment of a backward, its level's place and which values are there more.
 
     Or less, which counts below 0. An operator that runs again does so before what is needed is
@@ -165,10 +170,10 @@ def _course(graph: BlockGraph, dropped: tuple[int, ...]) -> tuple[NDArray[np.int
     found = dict.fromkeys(
         (m.use if m.ran else count + m.use, m.alive) for m in course_of(graph, dropped)
     )
-    more = np.zeros((len(found), graph.num_values))
+    more = np.zeros((len(found), graph.num_values), np.int8)
     for row, (place, alive) in enumerate(found):
-        more[row, list(alive)] += 1.0
-        more[row, list(plain[place % count])] -= 1.0
+        more[row, list(alive)] += 1
+        more[row, list(plain[place % count])] -= 1
     return np.array([place for place, _ in found], np.intp), more
 
 

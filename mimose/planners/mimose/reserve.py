@@ -15,8 +15,8 @@ a step tells something about the margin only if reserved bytes grew in it and it
 much as any since memory was last handed back, and what was cached beyond need before it began is
 not its doing.
 
-With expandable segments nothing is lost to packing and hardly anything is cached in vain: the margin
-starts lower, and memory is handed back only before steps of a size that was flushed once.
+With expandable segments nothing is lost to packing and hardly anything is cached in vain: the
+margin starts lower, and memory is handed back only before steps of a size that was flushed once.
 """
 
 from __future__ import annotations
