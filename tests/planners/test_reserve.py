@@ -221,3 +221,14 @@ def test_expandable_segments_start_nearer_to_the_budget_and_keep_what_is_cached(
     step(reserve, 200, 8000, 9900, before=9100, num_alloc_retries=1)
     assert release(reserve, (12, 200), 8000, now)
     assert not release(reserve, (12, 201), 8000, now)
+
+
+def test_a_step_whose_need_is_not_sure_counts_on_nothing_that_is_cached():
+    reserve = Reserve(10_000)
+    step(reserve, 400, 9000, 9100)
+    now = Situation(100, reserved_bytes=9100)
+    need = Need(9000)
+    assert not reserve.needs_release((12, 400), need, now)
+    assert reserve.needs_release((12, 400), need, now, sure=False)
+    # Even all of it beside what is cached fits.
+    assert not reserve.needs_release((12, 400), Need(400), Situation(100, 8000), sure=False)

@@ -59,6 +59,7 @@ class Auto(Mimose):
     name: ClassVar[str] = "auto"
     rescued: ClassVar[bool] = True
     _knowledge: ClassVar[type[Knowledge]] = InsideKnowledge
+    _measures_beside: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -112,6 +112,8 @@ class Mimose(Bound):
     name: ClassVar[str] = "mimose"
     rescued: ClassVar[bool] = True
     _knowledge: ClassVar[type[Knowledge]] = Knowledge
+    # Whether steps that measure go near the budget as others do, rather than recompute all.
+    _measures_beside: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -577,7 +579,10 @@ class Mimose(Bound):
             predicted: When estimating ended, if there was any.
             work: What deciding took, counted.
         """
-        release = self.variant == "printed" and reserve.needs_release(size, need, situation)
+        sure = not (self._measures_beside and decision.collect)
+        release = self.variant == "printed" and reserve.needs_release(
+            size, need, situation, sure=sure
+        )
         if release:
             reserve.released()
         now = time.perf_counter()

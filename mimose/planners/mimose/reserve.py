@@ -119,13 +119,16 @@ class Reserve:
         """
         return self._margin
 
-    def needs_release(self, size: Size, need: Need, situation: Situation) -> bool:
+    def needs_release(
+        self, size: Size, need: Need, situation: Situation, *, sure: bool = True
+    ) -> bool:
         """Whether cached memory should be handed back before a step.
 
         Args:
             size: The step's size.
             need: What it needs.
             situation: The state at its start.
+            sure: Whether its need is known well enough to count on what is cached.
         """
         reserved, resident = situation.reserved_bytes, situation.resident_bytes
         room = self.budget_bytes - reserved
@@ -133,7 +136,7 @@ class Reserve:
         most = need.bytes - resident + self._margin
         if most <= room or reserved <= resident:
             return False
-        if size in self._fragile:
+        if size in self._fragile or not sure:
             return True
         if (size, need.segments) in self._run:
             return False
