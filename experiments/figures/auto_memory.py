@@ -30,8 +30,9 @@ TASKS = ("qa-bert", "mc-roberta", "tc-bert", "tr-t5", "qa-xlnet")
 PLANNERS = ("full", "auto")
 GRAIN = 128 * MIB
 """Budgets are multiples of it."""
-STEPS, SETTLE = 6, 4
-"""Steps of each measurement; in the first four auto learns, and optimizer state comes to be."""
+STEPS, SETTLE = 8, 6
+"""Steps of each measurement; in the first six auto learns, and optimizer state comes to be. What a
+step leaves cached may be of no use to the next: one that is repeated for that teaches, too."""
 LEAST_TOLERANCE = 0.05
 """Auto's least budget may be so much more than full recomputation's: what its margin keeps free."""
 
