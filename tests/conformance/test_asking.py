@@ -63,15 +63,17 @@ def train(model, lengths=LENGTHS, handle=None):
 
 
 BUDGET = "48MB"
+TIGHT = "40MB"  # The longest have to recompute once the margin is known.
 
 
 @pytest.fixture(scope="module")
 def learned():
-    """The state after nine steps, as JSON, and the records."""
+    """The state after nine steps, as JSON, and the records of the same nine from there on."""
     model = build()
-    with mimose.attach(model, BUDGET, sheltered=5) as handle:
-        records = train(model, LENGTHS[:9], handle=handle)
-        return json.dumps(handle.state_dict()), records
+    with mimose.attach(model, TIGHT, sheltered=5) as handle:
+        train(model, LENGTHS[:9], handle=handle)
+        state = json.dumps(handle.state_dict())
+        return state, train(model, LENGTHS[:9], handle=handle)
 
 
 def test_the_plan_for_a_batch_is_the_one_that_it_gets():
@@ -194,15 +196,15 @@ def test_only_a_planner_that_predicts_says_which_length_fits():
 
 
 def test_a_resumed_run_measures_nothing_and_plans_alike(learned):
-    state, before = learned
+    state, after = learned
     model = build()
-    with mimose.attach(model, BUDGET, sheltered=5) as handle:
+    with mimose.attach(model, TIGHT, sheltered=5) as handle:
         handle.load_state_dict(json.loads(state))
         records = train(model, LENGTHS[:9], handle=handle)
         assert json.loads(json.dumps(handle.state_dict()))["model"] == json.loads(state)["model"]
     assert {r.phase for r in records} == {"responsive"}
-    assert [r.plan for r in records[5:]] == [r.plan for r in before[5:]]
-    assert any(r.plan.regions for r in records)
+    assert [r.plan for r in records] == [r.plan for r in after]
+    assert any(not r.plan.keeps_all for r in records)
 
 
 def test_what_was_learned_includes_the_step_that_has_just_ended():
