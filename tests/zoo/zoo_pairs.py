@@ -36,7 +36,9 @@ PAIRS = [
         ),
         pairs,
         sheltered=7,
+        exact=False,
         quick=True,
+        note="up to +1.3% in other runs of `auto`, whose plans go by measured times",
     ),
     Case(
         "mT5",
