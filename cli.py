@@ -1,16 +1,18 @@
 """The mimose-bench command line: parse, call, print, exit code.
 
 Exit codes: 0 done; 1 a handled error, one sentence on stderr, or a check or cell that failed; 2
-usage; 3 the run ended out of memory, infeasible or thrashing, which is recorded; 4 a reproduced
-value is outside its tolerance; 130 interrupted. MIMOSE_DEBUG=1 shows the traceback of a handled
-error.
+usage; 3 a batch fits under no plan, or a run ended out of memory or thrashing, which is recorded; 4
+a reproduced value is outside its tolerance; 130 interrupted. MIMOSE_DEBUG=1 shows the traceback of
+a handled error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -316,6 +318,12 @@ Out = Annotated[
 Results = Annotated[
     Path, typer.Option("--results", help="Folder that holds runs, for runs given by name.")
 ]
+RunsIn = Annotated[
+    Path,
+    typer.Option(
+        "--results", "--out", help="Folder that holds runs, as run's --out, for runs given by name."
+    ),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON on stdout; all else goes to stderr.")
 ]
@@ -477,7 +485,7 @@ def plan(
         typer.Option(
             "--lengths",
             help="Sizes to plan for, separated by commas: padded lengths (128,384), encoder x "
-            "decoder (128x512), or heights x widths of images (480x640). Planners that plan once "
+            "decoder (128x512), or heights x widths of images (800x1344). Planners that plan once "
             "need none.",
         ),
     ] = "",
@@ -529,7 +537,10 @@ def plan(
     threads: Threads = None,
     json: AsJson = False,
 ) -> None:
-    """Print the plans a planner makes for given sizes; trains and records nothing."""
+    """Print the plans a planner makes for given sizes; trains and records nothing.
+
+    The exit code is 3 where one of the sizes does not fit.
+    """
     config = _config(locals())
     asked = _sizes(padded) if padded.strip() else []
     from dataclasses import asdict, replace
@@ -553,18 +564,21 @@ def plan(
         sizes = parse_sizes(work, asked) or [work.longest()]
         found = []
         for text, size in zip_longest(asked, sizes):
-            with opened(config) as opened_device:
+            with _out_of_memory_is_3(), opened(config) as opened_device:
                 each = measure_bounds(config, work, opened_device, size)
             shown = each.shown if text is None else as_asked(work, text, size)
             found.append(replace(each, shown=shown))
         if json:
             _print_json({"bounds": [asdict(each) for each in found]})
-            return
-        print(describe_bounds(found, work.unit, config.budget))
+        else:
+            print(describe_bounds(found, work.unit, config.budget))
+        if not all(each.fits(config.budget) for each in found):
+            raise typer.Exit(3)
         return
-    answers, facts = plan_sizes(config, asked, _say)
-    fits = any(answer.plan is not None for answer in answers)
-    if any(answer.plan is None for answer in answers):
+    with _out_of_memory_is_3():
+        answers, facts = plan_sizes(config, asked, _say)
+    fits = all(answer.plan is not None for answer in answers)
+    if not fits:
         _say(f"mimose-bench: {advice(answers, facts)}")
     if json:
         menus = {"menus": [menu.to_json() for menu in facts["menus"]]} if "menus" in facts else {}
@@ -867,7 +881,7 @@ def show(
     steps: Annotated[
         int, typer.Option("--steps", min=0, help="How many of the last steps to show.")
     ] = 8,
-    results: Results = RESULTS,
+    results: RunsIn = RESULTS,
     json: AsJson = False,
 ) -> None:
     """Show one run: how it ended, its peaks, its times; or a sweep's folder, finished or not."""
@@ -902,7 +916,7 @@ def compare(
             "a budget first, or without any the first run.",
         ),
     ] = None,
-    results: Results = RESULTS,
+    results: RunsIn = RESULTS,
     json: AsJson = False,
 ) -> None:
     """Compare runs over the same batches, step by step, with one of them as the reference."""
@@ -1246,6 +1260,18 @@ def _print_json(data: Any) -> None:
     print(json.dumps(jsonable(data), indent=2, allow_nan=False))
 
 
+@contextlib.contextmanager
+def _out_of_memory_is_3() -> Iterator[None]:
+    """End as a run does that nothing can make fit, in commands that record no outcome."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        _fail(error)
+        raise typer.Exit(3) from None
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -1268,6 +1294,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     from mimose.costs import Infeasible
     from mimose_bench.experiments import stopping
+    from mimose_bench.experiments.config import BudgetTooSmallError
 
     try:
         Path.cwd()
@@ -1295,7 +1322,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _say("interrupted")
         sys.exit(130)
-    except Infeasible as error:
+    except (Infeasible, BudgetTooSmallError) as error:
         _fail(error)
         sys.exit(3)
     except ImportError as error:

@@ -29,9 +29,8 @@ def train(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = build_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    planner = "baseline" if budget is None else "mimose"
-    options = {} if budget is None else {"sheltered": 6}
-    handle = mimose.attach(model, budget, planner, **options)
+    # Without a budget nothing is recomputed; with one the default planner, auto, decides.
+    handle = mimose.attach(model, budget, "baseline" if budget is None else "auto")
 
     step, losses = 0, []
     if resume:

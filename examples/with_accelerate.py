@@ -36,7 +36,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(Texts(), batch_size=BATCH, collate_fn=collate)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    handle = None if budget is None else attach(accelerator, model, budget, sheltered=6)
+    handle = None if budget is None else attach(accelerator, model, budget)
 
     done = 0
     if resume:

@@ -34,9 +34,8 @@ def train(folder: Path, budget: str | None = BUDGET, *, sync: str | None = None)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     model = DistributedDataParallel(build_model().to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    planner = "baseline" if budget is None else "mimose"
-    options = {} if budget is None else {"sheltered": 4}
-    handle = mimose.attach(model, budget, planner, sync=sync, **options)
+    # Without a budget nothing is recomputed; with one the default planner, auto, decides.
+    handle = mimose.attach(model, budget, "baseline" if budget is None else "auto", sync=sync)
 
     texts = Texts()
     sampler = DistributedSampler(texts, shuffle=False)

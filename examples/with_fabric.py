@@ -35,7 +35,7 @@ def train(
     state = {"model": model, "optimizer": optimizer, "step": 0, "losses": []}
     handle = None
     if budget is not None:
-        handle = state["mimose"] = attach(model, budget, sheltered=6)
+        handle = state["mimose"] = attach(model, budget)
     if resume:
         fabric.load(folder / "fabric.ckpt", state)  # The handle's state, too.
 

@@ -42,9 +42,8 @@ def train(folder: Path, budget: str | None = BUDGET, *, sync: str | None = None)
         fully_shard(layer)  # Whole blocks: each has its parameters when it runs again.
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    planner = "baseline" if budget is None else "mimose"
-    options = {} if budget is None else {"sheltered": 4}
-    handle = mimose.attach(model, budget, planner, sync=sync, **options)
+    # Without a budget nothing is recomputed; with one the default planner, auto, decides.
+    handle = mimose.attach(model, budget, "baseline" if budget is None else "auto", sync=sync)
 
     texts = Texts()
     sampler = DistributedSampler(texts, shuffle=False)

@@ -47,7 +47,7 @@ def train(
         epochs: After how many epochs to stop.
         resume: Whether to go on from the checkpoint.
     """
-    callback = None if budget is None else MimoseCallback(budget=budget, sheltered=6)
+    callback = None if budget is None else MimoseCallback(budget=budget)
     trainer = pl.Trainer(
         max_epochs=epochs,
         callbacks=[] if callback is None else [callback],

@@ -31,9 +31,8 @@ def train(
     adapters = LoraConfig(r=8, lora_dropout=0.1, target_modules=["query", "value"])
     model = get_peft_model(build_model(), adapters).to(device).train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    planner = "baseline" if budget is None else "mimose"
-    options = {} if budget is None else {"sheltered": 6}
-    handle = mimose.attach(model, budget, planner, **options)
+    # Without a budget nothing is recomputed; with one the default planner, auto, decides.
+    handle = mimose.attach(model, budget, "baseline" if budget is None else "auto")
 
     step, losses = 0, []
     if resume:

@@ -40,7 +40,7 @@ def train(
         disable_tqdm=True,
         report_to=[],
     )
-    callback = None if budget is None else MimoseCallback(budget=budget, sheltered=6)
+    callback = None if budget is None else MimoseCallback(budget=budget)
     trainer = Trainer(
         model=build_model(),
         args=arguments,

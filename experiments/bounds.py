@@ -39,6 +39,10 @@ class Bounds:
     shown: str
     device_label: str
 
+    def fits(self, budget_bytes: int | None) -> bool:
+        """Return whether the batch fits a budget with every block recomputed."""
+        return budget_bytes is None or self.lower_bytes <= budget_bytes
+
     def budget_at(self, share: float) -> int:
         """Return the budget ``share`` of the way from the lower to the upper bound."""
         if self.upper_bytes is None:
@@ -111,7 +115,7 @@ def describe_bounds(found: Sequence[Bounds], unit: str, budget_bytes: int | None
 
 
 def _verdict(bounds: Bounds, budget_bytes: int) -> str:
-    if bounds.lower_bytes > budget_bytes:
+    if not bounds.fits(budget_bytes):
         return "does not fit"
     if bounds.upper_bytes is None or bounds.upper_bytes > budget_bytes:
         return "fits with recomputation"

@@ -154,6 +154,18 @@ def time_ratio(
     return Ratio(float(mine.sum() / theirs.sum()), float(low), float(high), int(mine.size))
 
 
+def slowed_by_others(run: Any) -> float | None:
+    """Return how many times the processor time of its thread a run on the CPU took.
+
+    That is 1 on a machine that has nothing else to do; waiting for batches is left out. None where
+    the record does not say, and of other devices, for which the thread may wait.
+    """
+    used, took = run.info.get("thread_seconds"), run.info.get("wall_seconds")
+    if not used or took is None or run.device_label != "measured on cpu":
+        return None
+    return float((took - (run.summary.get("total_wait_seconds") or 0.0)) / used)
+
+
 def loss_difference(paired: pd.DataFrame) -> float | None:
     """Return the largest difference of the losses of paired steps; None without losses.
 
@@ -210,6 +222,7 @@ def compare(runs: Sequence[Any]) -> list[dict[str, Any]]:
             "time_ratio_responsive_high": rest and rest.high,
             "time_ratio_without_planning": bare and bare.value,
             "max_loss_difference": difference,
+            "slowed_by_others": slowed_by_others(run),
             **_planned_once(run),
         }
         rows.append(row)

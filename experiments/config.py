@@ -13,6 +13,10 @@ STEPS = 200
 """Training steps of a run unless it says otherwise."""
 
 
+class BudgetTooSmallError(ValueError):
+    """A budget that not even the model's parameters fit: no plan does."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One run of one task under one planner.

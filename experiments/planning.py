@@ -23,7 +23,8 @@ from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.loop import Trainer
 from mimose_bench.experiments.menus import BlockMenu, menus_of, told
 from mimose_bench.experiments.profiling import ProfileError, check, plan_size, prepare
-from mimose_bench.experiments.run import opened, task_of
+from mimose_bench.experiments.run import opened, require_budget, task_of
+from mimose_bench.experiments.tasks import require_task
 from mimose_bench.experiments.tasks.base import Task
 from mimose_bench.experiments.teaching import refused, teach
 
@@ -87,11 +88,13 @@ def plan_sizes(
 
     Raises:
         ValueError: If something about the configuration or a size is wrong.
+        BudgetTooSmallError: If the parameters alone exceed the budget.
         Infeasible: If no plan of a planner that plans once fits.
         torch.OutOfMemoryError: If its profile did not fit the device either.
     """
     planner = make_planner(config.planner, **config.options())
     check(config, planner)
+    require_task(config.task)
     once = isinstance(planner, Static)
     if not sizes and not once:
         raise ValueError("--lengths takes sizes separated by commas, for example 128,384")
@@ -143,6 +146,7 @@ def _answers(
         torch.manual_seed(config.seed)
         model = device.build(task.build_model)
         device.adopt(model)
+        require_budget(config.budget, model, device)
         with attach(model, config.budget, planner, device=device, enforce=config.enforce) as handle:
             trainer = Trainer(task, model, handle, config)
             found: dict[str, Any] = {}

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mimose_bench.experiments.clock import time_label
 from mimose_bench.experiments.files import TEMPORARY
-from mimose_bench.experiments.labels import planner_label
+from mimose_bench.experiments.labels import options_label, planner_label
 from mimose_bench.experiments.names import unknown_name
 from mimose_bench.experiments.schema import BLOCKS, SCHEMA_VERSION, STEPS
 from mimose_bench.experiments.summary import summarize
@@ -55,6 +55,11 @@ class Run:
     def planner_label(self) -> str:
         """The planner's name and the options by which it is not as it is by default."""
         return planner_label(self.planner, self.info.get("config") or {})
+
+    @property
+    def options_label(self) -> str:
+        """Those options alone; empty if there are none."""
+        return options_label(self.planner, self.info.get("config") or {})
 
     @property
     def device_label(self) -> str:
@@ -151,7 +156,10 @@ def open_run(name: str, root: str | Path) -> Run:
     known = find_runs(root)
     if name == "latest":
         if not known:
-            raise ValueError(f"there is no run in {root} yet: make one with mimose-bench run")
+            raise ValueError(
+                f"there is no run in {root} yet: make one with mimose-bench run, or name the "
+                "folder that holds runs with --results"
+            )
         return load_run(known[0])
     if not Path(name).exists():
         if (Path(root) / name).is_dir():

@@ -28,7 +28,7 @@ from mimose.records import Size
 from mimose.units import format_bytes
 from mimose_bench.experiments import environment, stopping
 from mimose_bench.experiments.clock import clock_of, device_name
-from mimose_bench.experiments.config import RunConfig
+from mimose_bench.experiments.config import BudgetTooSmallError, RunConfig
 from mimose_bench.experiments.course import Course, course_of
 from mimose_bench.experiments.crew import Crew
 from mimose_bench.experiments.flops import Counted, Taken, count_steps, peak_of, taken_in
@@ -130,8 +130,12 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
             torch.manual_seed(config.seed)
             model = device.build(task.build_model)
             device.adopt(model)
-            too_little = _too_little(config.budget, model, device)
-            if too_little is None:
+            too_little = None
+            try:
+                require_budget(config.budget, model, device)
+            except BudgetTooSmallError as error:
+                too_little = str(error)
+            else:
                 model = crew.wrapped(model)
                 handle = stack.enter_context(
                     attach(model, config.budget, planner, device=device, enforce=config.enforce)
@@ -228,13 +232,12 @@ def _totals(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _too_little(budget: int | None, model: torch.nn.Module, device: Device) -> str | None:
-    """Return why no plan can fit into a budget that the parameters alone exceed, else None."""
+def require_budget(budget: int | None, model: torch.nn.Module, device: Device) -> None:
+    """Raise ``BudgetTooSmallError`` if the model's parameters alone exceed the budget."""
     try:
         budget_bytes(budget, model, device)
     except ValueError as error:  # Of a number of bytes nothing else is refused.
-        return str(error)
-    return None
+        raise BudgetTooSmallError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +310,7 @@ def _train(
     least: int | None = None
     lost: int | None = None
     outcome = "done"
-    started = time.perf_counter()
+    started, begun = time.perf_counter(), time.thread_time()
     batches = course.batches(handle.device.host_memory)
     with contextlib.closing(batches):  # type: ignore[type-var]  # a generator
         for step in trainer.steps(batches):
@@ -335,7 +338,7 @@ def _train(
             if not _may_go_on(config, step):
                 break
             outcome = "done"
-    wall_seconds = time.perf_counter() - started
+    wall_seconds, thread_seconds = time.perf_counter() - started, time.thread_time() - begun
     seconds = simulated_seconds if trainer.simulated else wall_seconds
     # Over expected lengths, steps stand for unequal shares: their sum is no rate.
     has_rate = seconds > 0 and config.lengths == "sampled"
@@ -346,6 +349,7 @@ def _train(
             "num_samples": samples,
             "num_tokens": tokens,
             "wall_seconds": wall_seconds,
+            "thread_seconds": thread_seconds,
             "samples_per_second": samples / seconds if has_rate else None,
             "tokens_per_second": tokens / seconds if has_rate else None,
             "optimizer_foreach": _foreach(trainer.optimizer),

@@ -319,18 +319,16 @@ class Handle(Asked, Profiled):
             if step.backward_done is not None and not failed and not stepping():
                 step.lost = True  # The optimizer's step has begun and not ended.
             step.optimized = device.now()
-        last = device.mark()
+        if step.backward_done is not None and not step.optimizer_noted:
+            step.note_optimizer(device.mark())
         memory = device.end_step() if failed or step.memory is None else step.memory
         record = step.record(device, self._executor)
         record.peak_allocated_bytes = memory.peak_allocated
         record.peak_reserved_bytes = memory.peak_reserved
         record.num_alloc_retries = memory.num_alloc_retries
         record.peak_exact = memory.exact
-        if step.backward_done is not None:
-            if not step.optimizer_noted:
-                step.note_optimizer(last)
-            if step.optimizer_peak is not None:
-                record.optimizer_peak_bytes = step.optimizer_peak - step.situation.resident_bytes
+        if step.optimizer_peak is not None:
+            record.optimizer_peak_bytes = step.optimizer_peak - step.situation.resident_bytes
         if failed:
             record.outcome = outcome
             if self.planner.rescued and step.backward_done is None and not self._together.several:
@@ -499,10 +497,11 @@ class Handle(Asked, Profiled):
 
     @property
     def last_record(self) -> StepRecord | None:
-        """The last step, or None before the first.
+        """The last step that is over; None until the first is.
 
-        In a user's own loop a step is over once the optimizer has stepped; without an optimizer's
-        step, when the next one begins.
+        In a user's own loop a step is over once the optimizer has stepped: after ``backward()``
+        alone this is still the one before it. Without an optimizer's step (a micro-batch) it is
+        over when the next one begins.
         """
         self._close_ended()
         return self._last_record

@@ -211,6 +211,8 @@ class BlockSample:
         freed_late_bytes: Its inputs of which that holds once the model's forward is over.
         shared_bytes: Inputs that it is the first block to take, and of which that holds if none of
             those that take them is recomputed.
+        passed_bytes: Part of ``activation_bytes`` that its caller was given and held until the next
+            block's forward began, at least: later ones have that beside them in any case.
         let_go_bytes: Part of ``activation_bytes`` that it let go of as soon as its forward was
             over, to make it again.
     """
@@ -241,6 +243,7 @@ class BlockSample:
     freed_late_bytes: int = 0
     shared_bytes: int = 0
     let_go_bytes: int = 0
+    passed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ def _curves(panel: Axes, runs: Sequence[Run]) -> None:
     seen: Counter[str] = Counter()
     for i, (run, label) in enumerate(zip(runs, series.labels(runs), strict=True)):
         steps = run.steps.dropna(subset=["loss"])
-        look = style.look(run.planner)
-        number = seen[run.planner]
+        look = series.look(run)
+        number = seen[run.planner_label]
         is_lines = look.marker in style.UNFILLED
         drawn = {
             "color": look.colour,
@@ -73,7 +73,7 @@ def _curves(panel: Axes, runs: Sequence[Run]) -> None:
             "fillstyle": _FILLS[number % len(_FILLS)],
             "markerfacecoloralt": "white",
         }
-        seen[run.planner] += 1
+        seen[run.planner_label] += 1
         panel.plot(
             steps["step"].astype(float),
             steps["loss"].astype(float),

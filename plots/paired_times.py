@@ -11,6 +11,9 @@ from mimose_bench.experiments.figures.paired import pooled
 from mimose_bench.experiments.reading import Run
 from mimose_bench.plots import series, style
 
+_Place = tuple[int, float, float, float]
+"""Budget, and a ratio of times with its interval."""
+
 
 def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
     """Draw each planner's time against the budget, a panel a task and device.
@@ -27,16 +30,17 @@ def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
     """
     del paper_curves
     finished = [run for run in runs if run.info["outcome"] == "done" and len(run.steps)]
-    panels: dict[tuple[str, str, str], dict[str, list[tuple[int, float, float, float]]]] = {}
+    panels: dict[tuple[str, str, str], dict[style.Look, list[_Place]]] = {}
     for key in dict.fromkeys(_key(run) for run in finished):
         mine = [run for run in finished if _key(run) == key]
         plain = [r for r in mine if r.planner == "baseline" and r.budget_bytes is None]
-        for planner, budget in dict.fromkeys((r.planner, r.budget_bytes) for r in mine):
-            under = [r for r in mine if (r.planner, r.budget_bytes) == (planner, budget)]
+        mine.sort(key=series.order)
+        for look, budget in dict.fromkeys((series.look(r), r.budget_bytes) for r in mine):
+            under = [r for r in mine if (series.look(r), r.budget_bytes) == (look, budget)]
             ratio = None if budget is None else pooled(under, plain)
             if ratio is None or ratio.low is None or ratio.high is None or budget is None:
                 continue
-            places = panels.setdefault(key, {}).setdefault(planner, [])
+            places = panels.setdefault(key, {}).setdefault(look, [])
             places.append((budget, ratio.value, ratio.low, ratio.high))
     if not panels:
         raise style.NothingToDrawError(
@@ -45,13 +49,11 @@ def draw(runs: Sequence[Run], paper_curves: bool = True) -> Figure:
         )
     with matplotlib.rc_context(style.RC):
         figure, axes = style.panels(len(panels), height=3.6)
-        names = list(style.PLANNERS)
         for panel, (key, curves) in zip(axes, sorted(panels.items()), strict=True):
             top = max(place[0] for places in curves.values() for place in places)
             factor, unit = style.memory_unit(top)
-            for planner in sorted(curves, key=lambda p: names.index(p) if p in names else 99):
-                places = sorted(curves[planner])
-                look = style.look(planner)
+            for look, places in curves.items():
+                places.sort()
                 panel.errorbar(
                     [place[0] / factor for place in places],
                     [place[1] for place in places],

@@ -43,7 +43,7 @@ def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
         paper = None
     groups: dict[tuple[str, str, str, str], list[Run]] = {}
     for run in sorted(runs, key=series.order):
-        groups.setdefault((run.planner, *series.panel_key(run)), []).append(run)
+        groups.setdefault((series.look(run).label, *series.panel_key(run)), []).append(run)
     budgets = sorted({run.budget_bytes for run in runs if run.budget_bytes is not None})
     looks: Looks = {None: ("#444444", "."), **style.budget_looks(budgets)}
     # Panels of one device and scale share an axis, so that they can be compared.
@@ -63,7 +63,7 @@ def draw(runs: Sequence[Run], paper: PaperPoints | None = None) -> Figure:
             for budget in sorted({r.budget_bytes for r in members} - {None}):
                 text = series.budget_text(budget)
                 style.name_line(panel, budget / unit[0], text, looks[budget][0])
-            style.title(panel, (style.look(planner).label, device, scale, lengths))
+            style.title(panel, (planner, device, scale, lengths))
             panel.set_ylim(0, 1.06 * top / unit[0])
         if paper:
             _paper_panel(axes[-1], paper, series.size_axis(runs[0].steps)[1])

@@ -20,6 +20,9 @@ from mimose_bench.experiments.summary import is_expected
 from mimose_bench.experiments.tasks import TASKS
 from mimose_bench.plots import series, style
 
+_Key = tuple[str, str, str, bool]
+"""Planner, Mimose's variant, its other options, and whether a reserve was given."""
+
 _AUTHORS = style.Look("#6A3D9A", "o", "Mimose, variant authors")
 _SHOWN = "the paper (Fig 10), V100, dashed"
 _STARS = "every block recomputed, and none: allocated"
@@ -105,9 +108,10 @@ def _panel(
     panel: Axes, points: Sequence[Point], unit: tuple[float, str], entries: dict[str, Any]
 ) -> None:
     factor, unit_name = unit
-    curves: dict[tuple[str, str, bool], list[Point]] = {}
+    curves: dict[_Key, list[Point]] = {}
     for point in points:
-        curves.setdefault((point.planner, point.variant, bool(point.own)), []).append(point)
+        key = point.planner, point.variant, point.options, bool(point.own)
+        curves.setdefault(key, []).append(point)
     names = list(style.PLANNERS)
     ranked = sorted(curves, key=lambda k: (names.index(k[0]) if k[0] in names else 99, k[1:]))
     for key in ranked:
@@ -139,15 +143,17 @@ def _panel(
     panel.set_ylabel("time / plain training")
 
 
-def _look(key: tuple[str, str, bool], keys: Collection[tuple[str, str, bool]]) -> style.Look:
+def _look(key: _Key, keys: Collection[_Key]) -> style.Look:
     """Return a curve's look; the planner's own colour is that of a reserve as given, if any is."""
-    planner, variant, given = key
-    if variant == "authors":
+    planner, variant, options, given = key
+    if variant == "authors" and not options:
         return _AUTHORS
-    look = style.look(planner)
+    if variant == "authors":
+        options = f"variant={variant} {options}"
+    look = style.look(planner, options)
     if given:
         return style.Look(look.colour, look.marker, f"{look.label}, reserve as given")
-    if (planner, variant, True) in keys:
+    if (*key[:3], True) in keys:
         return style.Look("#000000", look.marker, f"{look.label}, reserve by default")
     return look
 

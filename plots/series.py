@@ -25,9 +25,14 @@ def budget_text(budget_bytes: int | None) -> str:
     return f"{budget_bytes / factor:.3g} {unit}"
 
 
+def look(run: Run) -> style.Look:
+    """Return how a run's planner is drawn, with what options it has that are not as by default."""
+    return style.look(run.planner, run.options_label)
+
+
 def short_label(run: Run, *, budget: bool = True) -> str:
     """Return planner and budget; with ``budget`` False only the lack of a budget is named."""
-    name = style.look(run.planner).label
+    name = look(run).label
     named = budget or run.budget_bytes is None
     return f"{name}, {budget_text(run.budget_bytes)}" if named else name
 
@@ -35,8 +40,8 @@ def short_label(run: Run, *, budget: bool = True) -> str:
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a label a run that no other run of its device has.
 
-    It is planner and budget, then as far as needed the kind of lengths, the variant, the seed, and
-    what is peculiar to the folder's name.
+    It is planner and budget, then as far as needed the kind of lengths, the seed, and what is
+    peculiar to the folder's name.
     """
     found = [short_label(run) for run in runs]
     if len({is_expected(run.steps) for run in runs}) > 1:
@@ -44,7 +49,6 @@ def labels(runs: Sequence[Run]) -> list[str]:
             f"{text}, {_EXPECTED}" if is_expected(run.steps) else text
             for text, run in zip(found, runs, strict=True)
         ]
-    found = _tell_apart(found, runs, lambda alike: [_variant(run) for run in alike])
     found = _tell_apart(found, runs, lambda alike: [f"seed {_seed(run)}" for run in alike])
     return _tell_apart(found, runs, lambda alike: _name_ends([run.name for run in alike]))
 
@@ -106,7 +110,7 @@ def alike_notes(runs: Sequence[Run]) -> list[str]:
     """Return a line on runs that a figure of points cannot tell apart, if there are such."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        key = (run.planner, run.budget_bytes, run.time_label, *panel_key(run))
+        key = (run.planner_label, run.budget_bytes, run.time_label, *panel_key(run))
         groups.setdefault(key, []).append(run)
     alike = [
         ", ".join(filter(None, (f"{len(group)} runs of {short_label(group[0])}", lengths)))
@@ -125,11 +129,11 @@ def size_axis(steps: pd.DataFrame) -> tuple[pd.Series, str]:
     return steps["input_size"], "input size (pixels of the batch)"
 
 
-def order(run: Run) -> tuple[int, bool, int]:
+def order(run: Run) -> tuple[int, str, bool, int]:
     """Return a key that sorts runs by planner, kind of lengths and budget, the unlimited first."""
     names = list(style.PLANNERS)
     rank = names.index(run.planner) if run.planner in names else len(names)
-    return rank, is_expected(run.steps), run.budget_bytes or 0
+    return rank, run.planner_label, is_expected(run.steps), run.budget_bytes or 0
 
 
 def largest(values: Iterable[object]) -> float:
@@ -160,10 +164,6 @@ def _name_ends(names: Sequence[str]) -> list[str]:
     while all(len(p) > same + 1 and p[same] == parts[0][same] for p in parts):
         same += 1
     return ["-".join(p[same:]) for p in parts]
-
-
-def _variant(run: Run) -> str:
-    return f"variant {(run.info.get('config') or {}).get('variant') or 'printed'}"
 
 
 def _seed(run: Run) -> object:

@@ -71,7 +71,7 @@ def _groups(runs: Sequence[Run]) -> dict[tuple[str, str, str], list[Run]]:
 
 def _points(panel: Axes, run: Run, label: str, unit: tuple[float, str]) -> None:
     factor, name = unit
-    look = style.look(run.planner)
+    look = series.look(run)
     steps = series.finished(run).dropna(subset=["step_seconds"])
     sizes, axis_label = series.size_axis(run.steps)
     learning = steps["phase"].isin(LEARNING_PHASES)

@@ -148,8 +148,19 @@ def name_line(panel: Axes, height: float, text: str, colour: Any) -> None:
     )
 
 
-def look(planner: str) -> Look:
-    """Return how ``planner`` is drawn."""
+def look(planner: str, options: str = "") -> Look:
+    """Return how ``planner`` is drawn.
+
+    Args:
+        planner: Its name.
+        options: What it is given otherwise than by default, in words. Such a planner has its
+            colour and another marker.
+    """
+    if options:
+        plain = look(planner)
+        others = [marker for marker in BUDGET_MARKERS if marker != plain.marker]
+        marker = others[sum(options.encode()) % len(others)]
+        return Look(plain.colour, marker, f"{plain.label} {options}")
     if planner in PLANNERS:
         return PLANNERS[planner]
     name = planner.rpartition(":")[2]

@@ -249,6 +249,16 @@ def test_a_wrong_run_is_one_sentence(call, results):
     assert "no run in" in one_sentence(*call("plot", "--results", results / "away"))
 
 
+@pytest.mark.parametrize("option", ["--results", "--out"])
+def test_the_latest_run_is_looked_for_where_run_puts_it(call, results, option):
+    code, out, _ = call("show", "latest", option, results, "--json")
+    assert code == 0
+    assert Path(json.loads(out)["summary"]["run_dir"]).parent == results
+    line = one_sentence(*call("show", option, results / "away"))
+    assert f"no run in {results / 'away'} yet" in line
+    assert "--results" in line
+
+
 def test_show_of_a_folder_of_runs_says_what_takes_one(call, results, monkeypatch):
     monkeypatch.chdir(results.parent.parent)  # Where no other folder is called so.
     line = one_sentence(*call("show", results))

@@ -16,8 +16,12 @@ from typing import Any
 import numpy as np
 
 from mimose_bench.experiments.comparing import COMPARED, Ratio, pair, time_ratio
+from mimose_bench.experiments.labels import options_label
 from mimose_bench.experiments.reading import Run
 from mimose_bench.experiments.summary import FAILED, LEARNING_PHASES, is_expected
+
+_TOLD = ("variant", "reserve", "trigger")
+"""Options that a point has as fields of their own."""
 
 _NOT_SHARED = COMPARED - {"steps"}
 
@@ -30,6 +34,7 @@ class Point:
         task: The task's name.
         planner: The planner's name.
         variant: Mimose's variant; empty for other planners.
+        options: Other options that are not as by default, in words.
         own: The reserve and the trigger that a tensor-level planner was given; empty without.
         budget_bytes: The budget.
         device_label: Where its runs were made.
@@ -40,6 +45,7 @@ class Point:
     task: str
     planner: str
     variant: str
+    options: str
     own: str
     budget_bytes: int
     device_label: str
@@ -108,6 +114,7 @@ def points_of(runs: Iterable[Run]) -> list[Point]:
             "task": str(run.info["task"]),
             "planner": run.planner,
             "variant": variant,
+            "options": options_label(run.planner, config, _TOLD),
             "own": own(config.get("reserve"), config.get("trigger")),
             "budget_bytes": run.budget_bytes,
             "device_label": run.device_label,

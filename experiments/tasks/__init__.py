@@ -25,7 +25,13 @@ TASKS: dict[str, type[Task]] = {
     "ic-swin": IcSwin,
 }
 
-__all__ = ["TASKS", "Task", "TaskOptions", "make_task"]
+__all__ = ["TASKS", "Task", "TaskOptions", "make_task", "require_task"]
+
+
+def require_task(name: str) -> None:
+    """Raise ``ValueError``, naming the nearest, if there is no task called ``name``."""
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
 
 
 def make_task(name: str, options: TaskOptions | None = None) -> Task:
@@ -39,6 +45,5 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
         ValueError: If there is no such task (the nearest is named), if options do not fit it, or
             if its data cannot be had.
     """
-    if name not in TASKS:
-        raise unknown_name("task", name, TASKS)
+    require_task(name)
     return TASKS[name](options or TaskOptions())

@@ -191,7 +191,7 @@ class Task(Protocol):
         """Return the size of a full batch that a user means by ``text``.
 
         Text: ``384`` (tokens), or ``384x128`` for encoder and decoder. Images: ``480x640``
-        (height and width in pixels), or ``480`` for square ones.
+        (height and width in pixels), or ``224`` where all of a task's are squares.
 
         Raises:
             ValueError: If ``text`` is nothing of the kind.

@@ -145,7 +145,8 @@ class Classification(ImageTask[ImageExample]):
 
     def parse_size(self, text: str) -> Size:
         """Return the size of a full batch of squares, for example ``224``."""
-        height, width = parse_sides(text, self.name)
+        example = self.describe_size(self.longest())
+        height, width = parse_sides(text, self.name, example, square=True)
         if height != width or height not in self.setting.sides:
             raise ValueError(f"{self._told_sides()}, not {text}")
         return self._full_size(height)

@@ -247,12 +247,13 @@ class Detection(ImageTask[DetectionExample]):
 
     def parse_size(self, text: str) -> Size:
         """Return the size of a full batch of images ``480x640``, padded to multiples of 32."""
-        height, width = (up(side, DIVISOR) for side in parse_sides(text, self.name))
         bounds = self.setting.policy.greatest(DIVISOR)
+        example = f"{bounds[0]}x{bounds[1]}"
+        sides = parse_sides(text, self.name, example, square=False)
+        height, width = (up(side, DIVISOR) for side in sides)
         if min(height, width) > min(bounds) or max(height, width) > max(bounds):
             raise ValueError(
-                f"images of {self.name} are {bounds[0]}x{bounds[1]} at most at scale "
-                f"{self.scale}, not {text}"
+                f"images of {self.name} are {example} at most at scale {self.scale}, not {text}"
             )
         return self.batch_size, height * width
 

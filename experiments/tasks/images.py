@@ -132,17 +132,24 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def parse_sides(text: str, name: str) -> tuple[int, int]:
-    """Return height and width of ``480x640``, or of the square ``480``.
+def parse_sides(text: str, name: str, example: str, *, square: bool) -> tuple[int, int]:
+    """Return height and width of ``480x640``.
+
+    Args:
+        text: What a user wrote.
+        name: The task's name.
+        example: A size of the task's as it should be written.
+        square: Whether one number stands for the side of a square.
 
     Raises:
-        ValueError: If ``text`` is neither.
+        ValueError: If ``text`` is no such size.
     """
     found = re.fullmatch(r"(\d+)(?:\s*[xX*]\s*(\d+))?", text.strip())
-    if found is None or not int(found[1]) or found[2] == "0":
+    if found is None or not int(found[1]) or not int(found[2] or square):
+        side = ", or the side of a square" if square else ""
         raise ValueError(
-            f"a size of {name} is a height and a width in pixels, 480x640, or the side of a "
-            f"square, 480, not {text!r}"
+            f"a size of {name} is a height and a width in pixels{side}, for example {example}, "
+            f"not {text!r}"
         )
     return int(found[1]), int(found[2] or found[1])
 

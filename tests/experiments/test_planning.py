@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from mimose.records import Size
 from mimose.units import format_bytes, parse_bytes
 from mimose_bench import cli
 from mimose_bench.experiments import planning, teaching
+from mimose_bench.experiments.bounds import Bounds
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.planning import Planned, plan_sizes, plans_table
 
@@ -99,8 +101,46 @@ def test_what_fits_by_itself_and_not_beside_others_gets_a_larger_budget(monkeypa
     assert planning._enough(config, None, {(1, 1): "1"}, first) == 54 << 20
 
 
-def test_no_plan_at_all_exits_with_3_and_names_a_budget(monkeypatch):
-    lost = [Planned((4, 60), "60", None, None, None, 30 << 20)]
+@pytest.mark.parametrize("planner", ["auto", "rotor", "dtr", "full"])
+def test_a_budget_below_the_parameters_exits_as_a_run_does(planner, monkeypatch, capsys):
+    given = ["plan", "--planner", planner, "--budget", "1MB", "--lengths", "60"]
+    common = ["--scale", "tiny", "--data", "synthetic", "--device", "sim:v100"]
+    monkeypatch.setattr("sys.argv", ["mimose-bench", *given, *common])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 3
+    assert "less than the model's parameters take" in capsys.readouterr().err
+
+
+def test_a_device_without_room_for_a_plan_exits_as_a_run_does(monkeypatch):
+    def fails(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(planning, "plan_sizes", fails)
+    result = CliRunner().invoke(cli.app, ["plan", "--lengths", "60"])
+    assert (result.exit_code, result.stderr) == (3, "mimose-bench: no room\n")
+
+
+def test_an_unknown_task_is_said_before_missing_sizes():
+    with pytest.raises(ValueError, match="no task called 'qa-bret': did you mean 'qa-bert'"):
+        plan_sizes(RunConfig(task="qa-bret"), [])
+
+
+@pytest.mark.parametrize(("budget", "code"), [(30 << 20, 0), (20 << 20, 3)])
+def test_bounds_beyond_the_budget_exit_with_3(budget, code, monkeypatch):
+    monkeypatch.setattr(
+        "mimose_bench.experiments.bounds.measure_bounds",
+        lambda *_: Bounds(25 << 20, 40 << 20, (4, 60), "60", "measured on cpu"),
+    )
+    given = ["plan", "--bounds", "--scale", "tiny", "--data", "synthetic", "--lengths", "60"]
+    result = CliRunner().invoke(cli.app, [*given, "--budget", str(budget), "--device", "sim:v100"])
+    assert result.exit_code == code
+    assert ("does not fit" in result.stdout) == (code == 3)
+
+
+@pytest.mark.parametrize("beside", [[], [Planned((4, 50), "50", "keep 0-1", 0, 9 << 20)]])
+def test_a_size_without_a_plan_exits_with_3_and_names_a_budget(beside, monkeypatch):
+    lost = [*beside, Planned((4, 60), "60", None, None, None, 30 << 20)]
     facts = {
         "device_label": "measured on cpu",
         "unit": "tokens",

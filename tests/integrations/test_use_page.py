@@ -84,7 +84,7 @@ def test_a_section_runs(generated, example, title, tmp_path, monkeypatch, capsys
             torch.distributed.destroy_process_group()
     if title == "How much slower am I":
         used = int(re.search(r"(\d+) of 40 batches were used", capsys.readouterr().out)[1])
-        assert 20 <= used <= 30  # But for the first ten, and a few more that measured.
+        assert 20 <= used <= 37  # But for three lengths at least, which were measured.
     if title == "It still runs out of memory":
         assert re.search(r"longest input that fits: \d+", capsys.readouterr().out)
 

@@ -5,7 +5,7 @@ from mimose.planners import PLANNERS
 from mimose_bench import plots
 from mimose_bench.experiments.reading import load_run
 from mimose_bench.experiments.records import RunWriter
-from mimose_bench.plots import breakdown, loss, peak_memory, series, step_time, style
+from mimose_bench.plots import breakdown, loss, paired_times, peak_memory, series, step_time, style
 
 MIB = 1 << 20
 OF_A_TASK = [name for name in plots.FIGURES if name not in plots.ACROSS]
@@ -25,6 +25,7 @@ def make_run(
     seed=42,
     expected=False,
     dead_on_arrival=False,
+    config=None,
 ):
     """Write a run of 12 steps; over expected lengths the first 4 only prepare."""
     writer = RunWriter.create(
@@ -37,6 +38,7 @@ def make_run(
         device_label=f"measured on {device}",
         seed=seed,
         clock=CLOCK if device == "sim" else None,
+        config=config,
     )
     oom = 0 if dead_on_arrival else 11 if died else None
     for step in range(1 if dead_on_arrival else 12):
@@ -229,6 +231,28 @@ def test_bars_are_told_apart_by_lengths_seed_and_time(tmp_path):
     ]
     assert len(set(found)) == 5
     assert all(text.startswith("Full recomputation, 60 MB, ") for text in found[3:])
+
+
+def test_options_that_are_not_as_by_default_are_told_in_legends_titles_and_markers(tmp_path):
+    configs = ({}, {"sheltered": 4}, {"sheltered": 10})  # 10 is the default.
+    runs = [make_run(tmp_path, "mimose", 60, config=config) for config in configs]
+    assert [series.short_label(run) for run in runs] == [
+        "Mimose, 60 MB",
+        "Mimose sheltered=4, 60 MB",
+        "Mimose, 60 MB",
+    ]
+    plain, other, same = map(series.look, runs)
+    assert plain == same
+    assert (plain.colour, plain.marker != other.marker) == (other.colour, True)
+    times = step_time.draw(runs[:2])
+    assert {"Mimose", "Mimose sheltered=4"} <= set(texts(times))
+    assert note(times) == ""
+    assert "drawn alike: 2 runs of Mimose, 60 MB" in note(step_time.draw(runs))
+    titles = [panel.get_title() for panel in peak_memory.draw(runs).axes]
+    assert titles == ["Mimose, measured on cpu", "Mimose sheltered=4, measured on cpu"]
+    plain_run = make_run(tmp_path, "baseline", None)
+    drawn = paired_times.draw([*runs[:2], plain_run])
+    assert texts(drawn)[1:] == ["Mimose", "Mimose sheltered=4"]
 
 
 @pytest.mark.parametrize("draw", [step_time.draw, peak_memory.draw])

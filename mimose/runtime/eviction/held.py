@@ -17,7 +17,7 @@ _SHOWN = 3
 def describe(known: Mapping[int, Holder], gradients: Collection[int]) -> str:
     """Return what keeps the storages that a step has made alive, as a clause; may be empty.
 
-    All objects of the program are gone through, which takes a moment: for errors only.
+    All objects of the program are looked through, which takes a moment: for errors only.
 
     Args:
         known: The storages that live, by their addresses.
@@ -25,7 +25,9 @@ def describe(known: Mapping[int, Holder], gradients: Collection[int]) -> str:
     """
     made = {a: h for a, h in known.items() if not h.constant and a not in gradients}
     found: dict[int, str] = {}
-    for each in gc.get_objects():
+    # Not among all objects: whoever has them in hand breaks a tuple that another thread is making.
+    # What refers to the classes are their instances, and little else.
+    for each in gc.get_referrers(*PLAIN):
         if type(each) in PLAIN:
             try:
                 address = storage_of(each)._cdata
