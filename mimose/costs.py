@@ -50,7 +50,8 @@ class Profile:
     kept and saves none of it; a recomputed block holds its input. ``shared`` are inputs that
     several blocks take, at the first of them; they are taken to be gone unless that one or a later
     block is recomputed. ``loss_peak`` is the part of ``head_peak`` that is still forward. Without
-    these a block's inputs stay, whatever the plan.
+    these a block's inputs stay, whatever the plan. ``passed`` is the part of its activation that
+    the next block's level holds in any case: what its caller was given and holds until then.
 
     Times and FLOPs are there where a planner asked for a profile of its own; mimose's estimator
     predicts forward times only. ``recompute_*`` is what running the block again for its own
@@ -81,6 +82,7 @@ class Profile:
     freed: tuple[int, ...] = ()
     shared: tuple[int, ...] = ()
     loss_peak: int = 0
+    passed: tuple[int, ...] = ()
 
     @property
     def num_blocks(self) -> int:
@@ -205,6 +207,7 @@ def predict_peak(
     adding = list(profile.forward_activation)
     forward = list(profile.kept_peak)
     freed = list(profile.freed)
+    passed = list(profile.passed)
     for region in plan.regions:
         first = region.first
         if first != region.last:
@@ -215,6 +218,8 @@ def predict_peak(
             adding[first] = 0
         if freed:
             freed[first] = 0
+        if passed:
+            passed[first] = 0
     if profile.shared and not adding:
         adding = list(kept)  # What is shared is held until the forward pass is over.
     for block in _letting_go(profile, plan, holding):
@@ -230,6 +235,8 @@ def predict_peak(
     if freed:
         backward_peak = list(map(sub, backward_peak, freed))
     forwards = list(map(add, map(add, profile.level, before), forward))
+    if passed:
+        forwards[1:] = map(sub, forwards[1:], passed)
     backwards = list(map(add, backward_peak, bases))
     highest_forward, highest_backward = max(forwards), max(backwards)
     top, where = _outside(profile, before[-1], bases[-1], grown, situation)
@@ -337,15 +344,19 @@ class _Timeline:
         ``adding`` is what each block adds to it if it is kept.
         """
         profile, bases = self.profile, [base]
+        twice = 0  # What the block before has passed on is in the base and in the level.
         for item in items:
             if isinstance(item, int):
-                self.see(profile.level[item] + base + extra + profile.kept_peak[item], name, item)
+                level = profile.level[item] + base + extra - twice
+                self.see(level + profile.kept_peak[item], name, item)
                 base += adding[item]
+                twice = profile.passed[item] if profile.passed else 0
             else:
                 dropped = previous = 0
                 for block in range(item.first, item.last + 1):
                     # A block's input lives until the block is done; earlier ones are gone.
-                    level = profile.level[block] + base + extra - dropped
+                    level = profile.level[block] + base + extra - dropped - twice
+                    twice = 0
                     self.see(level + profile.checkpoint_peak[block], name, block)
                     dropped += previous
                     previous = profile.output[block]

@@ -76,9 +76,10 @@ found. All of these shrink as models grow:
 - **scratch memory** of a block's forward that only its largest sizes need: what is the larger of
   two polynomials is none.
 
-**Out of memory**: the allocator takes 20 MiB for the first tensor beyond 1 MiB, and no smaller one
-may lie in them. That is most of these budgets, and of a tensor that is there for a moment only
-nothing tells. Under budgets of gigabytes it does not matter.
+The allocator takes **20 MiB at a time** for tensors beyond 1 MiB, and no smaller one may lie in them.
+That is most of these budgets: where a block's forward has such a tensor, and be it for a moment, all
+blocks are recomputed, as for the longest texts of XLNet and Funnel. Under budgets of gigabytes it
+does not matter.
 
 Layers that are **left out at random** are planned for as if they were called."""
 

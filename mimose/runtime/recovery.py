@@ -8,9 +8,8 @@ from __future__ import annotations
 import gc
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -52,8 +51,7 @@ class Undo:
 
     def __init__(self, model: nn.Module, device: Device) -> None:
         self._device = device
-        self._surroundings = Surroundings(model)
-        self._tables: list[dict[str, Any]] = []
+        self._surroundings = Surroundings(model, with_parameters=True)
         self._norms: list[nn.Module] = []
         self._kept = Kept()
         self._copies: dict[Key, _Copy] = {}
@@ -72,35 +70,34 @@ class Undo:
         """
         self._rng = self._device.rng_state()
         self._look()
-        self._with_grad = [
-            parameter
-            for table in self._tables
-            for parameter in table.values()
-            if parameter is not None and parameter.grad is not None
-        ]
+        self._with_grad = [p for p in self._surroundings.parameters if p.grad is not None]
         self.possible = grads_are_zero or not any(
             bool(p.grad.any()) for p in self._with_grad if p.grad is not None
         )
         self._kept = self._surroundings.save((), {})
-        with torch.no_grad(), self._device.host_memory():
-            # Of a step that was undone no buffer shows whether it changes.
-            if self._silent is None and self._copies and not self._restored:
+        # Of a step that was undone no buffer shows whether it changes.
+        if self._silent is None and self._copies and not self._restored:
+            with torch.no_grad(), self._device.host_memory():
                 self._silent = {
                     key
                     for key, copy in self._copies.items()
                     if copy.tensor._version == copy.version and not copy.is_equal
                 }
-            silent, counting = self._silent or (), self._counting()
-            self._copies = {
-                key: old
-                if (old := self._copies.get(key)) is not None
-                and old.tensor is tensor
-                and old.version == tensor._version
-                and key not in silent
-                and key[0] not in counting
-                else _copy(tensor)
-                for key, tensor in self._surroundings.changeable()
-            }
+        tensors = dict(self._surroundings.changeable())
+        silent, counting = self._silent or (), self._counting()
+        good = {
+            key: old
+            for key, tensor in tensors.items()
+            if (old := self._copies.get(key)) is not None
+            and old.tensor is tensor
+            and old.version == tensor._version
+            and key not in silent
+            and key[0] not in counting
+        }
+        if len(good) < len(tensors):
+            with torch.no_grad(), self._device.host_memory():
+                good = {key: good.get(key) or _copy(tensor) for key, tensor in tensors.items()}
+        self._copies = good
         self._restored = False
 
     def restore(self) -> None:
@@ -110,7 +107,7 @@ class Undo:
         had_grad = set(map(id, self._with_grad))
         counting = self._counting()
         with torch.no_grad():
-            for parameter in self._parameters():
+            for parameter in self._surroundings.parameters:
                 if id(parameter) in had_grad and parameter.grad is not None:
                     parameter.grad.zero_()
                 else:
@@ -135,13 +132,7 @@ class Undo:
 
     def _look(self) -> None:
         if self._surroundings.look():
-            modules = self._surroundings.modules
-            self._tables = [m._parameters for m in modules]
-            self._norms = [m for m in modules if isinstance(m, _NormBase)]
-
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        found = chain.from_iterable(map(dict.values, self._tables))
-        return (parameter for parameter in found if parameter is not None)
+            self._norms = [m for m in self._surroundings.modules if isinstance(m, _NormBase)]
 
     def _counting(self) -> set[int]:
         """Return the identities of the buffers of normalisations that are in training."""

@@ -18,7 +18,6 @@ from operator import add
 from typing import Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
@@ -37,6 +36,7 @@ from mimose.runtime.remaking.tracing import Tracer, recording
 from mimose.runtime.shuttle import Collector, look_for_checkpoint, peak_of
 from mimose.runtime.storages import (
     Saved,
+    also_saved,
     cast_sizes,
     list_storage,
     new_storages,
@@ -80,6 +80,8 @@ class RidingCollector(Collector):
         self._moment: tuple[Key, int] | None = None
         self._saving: Saving | None = None
         self._dropped: dict[Key, tuple[int, ...]] = {}
+        # The storages of the tensors that each block has saved, in order.
+        self._packs: dict[Key, list[int]] = {}
         # Peaks within a block's backward until it needs the first tensor.
         self._before: dict[Key, int] = {}
 
@@ -112,7 +114,7 @@ class RidingCollector(Collector):
         levels, ledger = self._levels, self._ledger
         start = ledger.measure()
         begin = levels.mark()
-        sample = self._begin(key, begin)
+        sample = self._begin(key, wrapper, begin)
         inputs = list(tensors_in((args, kwargs)))
         sample.inside_checkpoint = active_checkpoint() is not None
         sample.checkpointed = getattr(wrapper.module, "gradient_checkpointing", False) is True
@@ -135,6 +137,9 @@ class RidingCollector(Collector):
             sample.checkpointed = True
         outputs = new_storages((result, captured.added()), inputs)
         others = storages_of(wrapper.module, inputs).union(outputs)
+        if tracer is not None and ran and not wrapper.checkpoints:
+            trace = self.traces[key] = tracer.finish(result)
+            others |= self._from_before(key, trace, saved)
         sizes = [size for identity, (_, size) in saved.items() if identity not in others]
         sample.saved_storages = tuple(sizes)
         sample.output_storages = tuple(outputs.values())
@@ -152,18 +157,21 @@ class RidingCollector(Collector):
         # Until its run in backward has shown it: no more than both together.
         sample.kept_peak = sample.checkpoint_peak + sample.activation
         sample.unsaved = self._unsaved((args, kwargs), saved)
-        sample.passing = [
-            (StorageWeakRef(tensor.untyped_storage()), size)
-            for tensor in tensors_in((result, captured.added()))
-            if (size := outputs.get(_identity(tensor))) is not None and _identity(tensor) in saved
-        ]
-        self._passed.update(reference for reference, _ in sample.passing)
-        if tracer is not None and ran and not wrapper.checkpoints:
-            self.traces[key] = tracer.finish(result)
+        sample.passing = also_saved((result, captured.added()), inputs, outputs, saved)
+        self._passed.update(one.reference for one in sample.passing)
         self._check_left(wrapper.name, sample.activation, left)
         self._watch_gradients(key, result, inputs)
         ledger.begin(OUTSIDE)
         return result
+
+    def _from_before(self, key: Key, trace: Trace, saved: Saved) -> set[int]:
+        """Return what a recomputed call saves that is there in any case: a table made once, say."""
+        own = {storage for storage, pack in zip(self._packs[key], trace.packs) if pack.value >= 0}
+        return {
+            identity
+            for identity, (reference, _) in saved.items()
+            if identity not in own and not reference.expired()
+        }
 
     def let_go(self, key: Key, dropped: tuple[int, ...]) -> None:
         """Note that a call has just let values of its graph go; until then it counts as kept."""
@@ -206,14 +214,28 @@ class RidingCollector(Collector):
             yield
             return
         before = levels.look()
+        # Any other step's run ends with the last tensor that backward needs.
+        ended: list[Mark] = []
+        pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        left = len(self._packs.get(key, ()))
+
+        def counting(tensor: torch.Tensor) -> Any:
+            nonlocal left
+            packed = pack(tensor)
+            left -= 1
+            if left == 0:
+                ended.append(levels.look())
+            return packed
+
         try:
-            with super().rerunning(key):
+            with super().rerunning(key), torch.autograd.graph.saved_tensors_hooks(counting, unpack):
                 yield
         finally:
-            after = levels.look()
+            marks = [*ended, levels.skip() if ended else levels.look()]
             sample = self._samples.get(key)
-            if sample is not None and after.peak_allocated is not None:
-                shown = after.peak_allocated - before.allocated
+            peaks = [mark.peak_allocated for mark in marks if mark.peak_allocated is not None]
+            if sample is not None and peaks:
+                shown = max(peaks) - before.allocated
                 sample.kept_peak = max(shown, sample.activation + sample.output)
 
     def _hooks(
@@ -227,18 +249,17 @@ class RidingCollector(Collector):
         remade: bool = False,
     ) -> AbstractContextManager[Any]:
         """Return hooks that look at what a call saves, and at when backward comes to it."""
-        count = 0
+        packs = self._packs[key] = []
         # PyTorch holds the hook as long as anything that it saved, and the tracer holds tensors.
         traced_by = None if tracer is None else weakref.ref(tracer)
 
         def noting(tensor: torch.Tensor) -> Any:
-            nonlocal count
             list_storage(saved, tensor)
             found = None if traced_by is None else traced_by()
             if found is not None:
                 found.note(tensor)
-            count += 1
-            return count - 1, pack(tensor)
+            packs.append(_identity(tensor))
+            return len(packs) - 1, pack(tensor)
 
         def needing(packed: Any) -> Any:
             place, held = packed

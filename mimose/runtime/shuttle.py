@@ -34,6 +34,7 @@ from mimose.runtime.remaking.trace import Trace
 from mimose.runtime.remaking.tracing import Tracer, tracing
 from mimose.runtime.rerun import Snapshot
 from mimose.runtime.storages import (
+    Returned,
     Saved,
     alive,
     also_saved,
@@ -68,6 +69,7 @@ class Sample:
         "end",
         "freed",
         "freed_late",
+        "held",
         "inside_checkpoint",
         "kept",
         "kept_peak",
@@ -76,6 +78,7 @@ class Sample:
         "measured",
         "output",
         "output_storages",
+        "passed",
         "passing",
         "saved_storages",
         "shared",
@@ -88,35 +91,50 @@ class Sample:
         self.backward_peak: int | None = None
         self.saved_storages: tuple[int, ...] = ()
         self.output_storages: tuple[int, ...] = ()
-        self.passing: list[tuple[StorageWeakRef, int]] = []
+        self.passing: list[Returned] = []
         self.copies: list[tuple[StorageWeakRef, int]] = []
         self.copy_bytes = self.freed = self.freed_late = self.shared = 0
-        self.end = self.let_go = 0
+        self.end = self.let_go = self.passed = 0
         self.unsaved: dict[int, int] = {}
+        # Of what passes what was there when the next block began; None if none did.
+        self.held: frozenset[int] | None = None
         self.kept = False
         self.checkpointed = self.inside_checkpoint = self.around_checkpoint = False
         self.began: Any = None
         self.measured: Any = None
 
-    def settle(self) -> None:
+    def own(self, passes: Iterable[tuple[int, bool]]) -> None:
+        """Count some outputs as what the block itself keeps.
+
+        Args:
+            passes: As :attr:`BlockForward.passes`.
+        """
+        sizes = self.output_storages
+        gone = {place: held for place, held in passes if place < len(sizes)}
+        taken = {place: round_up(sizes[place], ROUND) for place in gone}
+        self.output -= sum(taken.values())
+        self.activation += sum(taken.values())
+        self.passed += sum(taken[place] for place, held in gone.items() if held)
+        self.output_storages = tuple(s for place, s in enumerate(sizes) if place not in gone)
+        self.saved_storages += tuple(sizes[place] for place in gone)
+
+    def settle(self) -> tuple[tuple[int, bool], ...]:
         """Count outputs that are gone once the forward is over as what the block itself keeps.
 
         Attention weights, say, which a layer returns and its caller ignores: recomputed, the layer
         leaves nothing of them, kept, it keeps them for its backward.
+
+        Returns:
+            What :attr:`BlockForward.passes` is by that.
         """
-        for reference, size in self.passing:
-            if reference.expired():
-                taken = round_up(size, ROUND)
-                self.output -= taken
-                self.activation += taken
-                left = list(self.output_storages)
-                left.remove(size)
-                self.output_storages = tuple(left)
-                self.saved_storages = (*self.saved_storages, size)
+        gone = [one for one in self.passing if one.reference.expired()]
+        passes = tuple((one.place, self.held is None or one.place in self.held) for one in gone)
+        self.own(passes)
         self.passing = []
         # Autocast still on: the copies are in every level, whatever the plan.
         if any(not reference.expired() for reference, _ in self.copies):
             self.copies = []
+        return passes
 
     def finish(self, key: Key, block: int, ledger: Ledger, seconds: Counter[Any]) -> BlockSample:
         """Return the sample of a call, which is the block of this number."""
@@ -149,6 +167,7 @@ class Sample:
             freed_late_bytes=self.freed_late,
             shared_bytes=self.shared,
             let_go_bytes=self.let_go,
+            passed_bytes=self.passed,
         )
 
 
@@ -180,6 +199,7 @@ class Collector:
         self._levels = Levels(device)
         self._base = self._levels.mark().allocated
         self._samples: dict[Key, Sample] = {}
+        self._wrappers: dict[Key, BlockForward] = {}
         self._last: Sample | None = None
         self._first_peak = self._loss_peak = self._head_peak = self._tail_peak = 0
         self._passed: set[StorageWeakRef] = set()
@@ -240,7 +260,7 @@ class Collector:
         device, ledger, levels = self._device, self._ledger, self._levels
         start = ledger.measure()
         begin = levels.mark()
-        sample = self._begin(key, begin)
+        sample = self._begin(key, wrapper, begin)
         inputs = list(tensors_in((args, kwargs)))
         versions = [t._version for t in inputs]
         snapshot = Snapshot() if rerun is None else wrapper.state.snapshot(args, kwargs)
@@ -284,7 +304,9 @@ class Collector:
             self.keep_only.add(key)
             rerun = None
         sample.kept = rerun is None
-        if rerun is not None:
+        if rerun is None:
+            sample.own(wrapper.passes)
+        else:
             del result
             captured.drop()
             device.set_rng_state(random)
@@ -304,7 +326,7 @@ class Collector:
             if again.peak_allocated is not None:
                 # Otherwise the plain pass, which holds more, stands for it.
                 sample.checkpoint_peak = again.peak_allocated - before_plain
-            self._passed.update(reference for reference, _ in sample.passing)
+            self._passed.update(one.reference for one in sample.passing)
             left = 0
             for reference, size in remaining(saved, others):
                 if size in casts:
@@ -414,9 +436,13 @@ class Collector:
             traced=tuple(trace.traced(number(key)) for key, trace in self.traces.items()),
         )
 
-    def _begin(self, key: Key, mark: Mark) -> Sample:
+    def _begin(self, key: Key, wrapper: BlockForward, mark: Mark) -> Sample:
         """Begin the sample of a call, which begins at ``mark``."""
         self._close_gap(mark)
+        last = self._last
+        if last is not None:
+            last.held = frozenset(p.place for p in last.passing if not p.reference.expired())
+        self._wrappers[key] = wrapper
         sample = self._samples[key] = self._last = Sample(mark.allocated - self._base)
         return sample
 
@@ -447,8 +473,10 @@ class Collector:
         mark = self._levels.mark()
         if not self._arrived_at:
             self._head_peak = self._head(mark)
-            for sample in self._samples.values():
-                sample.settle()
+            for key_of, sample in self._samples.items():
+                passes = sample.settle()
+                if not sample.kept:
+                    self._wrappers[key_of].passes = passes
             # The only way to learn that the backward pass has ended, short of patching it.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -13,6 +13,20 @@ from mimose.runtime.dataflow import tensors_in
 
 Saved = dict[int, tuple[StorageWeakRef, int]]
 """Storages saved for backward: of each, by its identity, a weak reference and its bytes."""
+
+
+class Returned(NamedTuple):
+    """A storage that a recomputed block returned and that a kept one saves for backward, too.
+
+    Attributes:
+        reference: The storage.
+        size: Its bytes.
+        place: Its place among the new ones that the block returned.
+    """
+
+    reference: StorageWeakRef
+    size: int
+    place: int
 
 
 @contextmanager
@@ -75,7 +89,7 @@ def also_saved(
     inputs: Iterable[torch.Tensor],
     outputs: Mapping[int, int],
     saved: Saved,
-) -> list[tuple[StorageWeakRef, int]]:
+) -> list[Returned]:
     """Return those of a checkpointed call's outputs that its plain call saves for backward, too.
 
     Args:
@@ -88,8 +102,8 @@ def also_saved(
     if len(again) != len(outputs):
         return []
     return [
-        (StorageWeakRef(tensor.untyped_storage()), size)
-        for tensor, (key, size) in zip(again.values(), outputs.items())
+        Returned(StorageWeakRef(tensor.untyped_storage()), size, place)
+        for place, (tensor, (key, size)) in enumerate(zip(again.values(), outputs.items()))
         if key in saved
     ]
 

@@ -15,12 +15,14 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice, repeat, takewhile
+from itertools import chain, islice, takewhile
 from operator import is_, itemgetter
 from typing import Any
 
 import torch
 from torch import nn
+
+from mimose.runtime.fingerprint import AttributePrint, Fingerprint
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device))
 Key = tuple[int, str]
@@ -71,13 +73,32 @@ class _Slots:
 class _Frame:
     """The attributes and buffers of all modules at one moment; steps share one that stays."""
 
-    __slots__ = ("before", "buffers", "flat", "inner", "modes", "own", "sizes", "tensors")
+    __slots__ = (
+        "before",
+        "buffered",
+        "buffers",
+        "inner",
+        "modes",
+        "other_modes",
+        "own",
+        "prints",
+        "tensors",
+        "walked",
+    )
 
     def __init__(self, own: _Own, strong: bool) -> None:
         self.own = own
         self.before = [(place, dict(place)) for place in own.places]
         self.buffers = [(place, dict(place)) for place in own.buffers]
         self.modes = [m.training for m in own.modules]
+        self.other_modes = own.other_modes()
+        self.buffered = [
+            ((id(place), name), tensor)
+            for place in filter(None, own.buffers)
+            for name, tensor in place.items()
+            if tensor is not None and not tensor.is_inference()
+        ]
+        self.walked: _Walked | None = None
         values = [
             (before, name, value)
             for (_, before), start in zip(self.before, own.starts)
@@ -93,8 +114,11 @@ class _Frame:
             if t.grad_fn is None and not t.requires_grad
         ]
         # None where a tensor would live on here although the module has let go of it.
-        self.flat = None if tensors else list(own.flat())
-        self.sizes = own.sizes()
+        self.prints = (
+            None
+            if tensors
+            else (AttributePrint(own.places, _STANDARD), Fingerprint(own.buffers))
+        )
         if not strong:
             for before, name, tensor in tensors:
                 if tensor.grad_fn is not None:
@@ -102,8 +126,12 @@ class _Frame:
 
     def stays(self) -> bool:
         """Whether no attribute has changed."""
-        flat, own = self.flat, self.own
-        return flat is not None and own.sizes() == self.sizes and all(map(is_, own.flat(), flat))
+        prints = self.prints
+        return (
+            prints is not None
+            and all(print.stays() for print in prints)
+            and self.own.other_modes() == self.other_modes
+        )
 
     def put_back(self) -> None:
         """Give every attribute what it was."""
@@ -120,11 +148,10 @@ class _Frame:
 class _Own:
     """Where some modules keep attributes and buffers, and where the first own attribute is."""
 
-    __slots__ = ("attributes", "buffers", "modules", "places", "starts")
+    __slots__ = ("_others", "buffers", "modules", "places", "starts")
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
-        self.attributes = [vars(m) for m in modules]
         self.buffers = [m._buffers for m in modules]
         # PyTorch's own forwards set no attributes; hooks may.
         own = [
@@ -134,17 +161,45 @@ class _Own:
         self.starts = [
             len(list(takewhile(_STANDARD_AND_MODE.__contains__, place))) for place in self.places
         ]
+        known = set(map(id, self.places))
+        self._others = [place for place in map(vars, modules) if id(place) not in known]
 
-    def flat(self) -> Iterator[Any]:
-        """Return the values of all attributes and buffers, and the modes."""
-        values = map(dict.values, self.places)
-        own = chain.from_iterable(map(islice, values, self.starts, repeat(None)))
-        buffers = chain.from_iterable(map(dict.values, self.buffers))
-        return chain(own, buffers, map(_MODE, self.attributes))
+    def other_modes(self) -> list[bool]:
+        """Return the modes of those modules whose attributes are not looked at."""
+        return list(map(_MODE, self._others))
 
-    def sizes(self) -> list[int]:
-        """Return how many attributes and buffers each module has."""
-        return [*map(len, self.places), *map(len, self.buffers)]
+
+class _Walked:
+    """What walking through attributes has found.
+
+    Attributes:
+        kept: The contents.
+        seen: The identities of all that was walked through.
+    """
+
+    __slots__ = ("_print", "kept", "seen")
+
+    def __init__(self, values: list[Any]) -> None:
+        self.kept = kept = Kept()
+        self.seen: set[int] = set()
+        for value in values:
+            _walk(value, _DEPTH, kept, self.seen)
+        # Others may hold tensors, or more contents, and are walked through each time.
+        plain = (
+            not kept.objects
+            and len(kept.places) == len(self.seen)
+            and all(not isinstance(p, _Slots) and _is_plain(c) for p, c in kept.places)
+        )
+        self._print = Fingerprint(place for place, _ in kept.places) if plain else None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it can be told later if walking would find the same."""
+        return self._print is not None
+
+    def stays(self) -> bool:
+        """Whether walking through the same attributes would find the same."""
+        return self._print is not None and self._print.stays()
 
 
 class Kept:
@@ -203,29 +258,41 @@ class Surroundings:
 
     Args:
         module: The block.
+        with_parameters: Whether its parameters are looked at, too.
+
+    Attributes:
+        modules: Its modules.
+        parameters: Their parameters, if those are looked at.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, with_parameters: bool = False) -> None:
         self._module = module
+        self._with_parameters = with_parameters
         self._own = _Own([])
         self._frame: _Frame | None = None
+        self._buffers: list[tuple[Key, torch.Tensor]] = []
         self._tensors: list[tuple[Key, torch.Tensor]] = []
-        self._tables: list[dict[str, Any]] = []
-        self._children: list[Any] = [None]
+        self._print: Fingerprint | None = None
         self.modules: list[nn.Module] = []
-        self.buffers: list[dict[str, Any]] = []
+        self.parameters: list[nn.Parameter] = []
 
     def look(self) -> bool:
-        """Take in modules that were put in since; return whether there may be any."""
-        children = list(chain.from_iterable(map(dict.values, self._tables)))
-        if len(children) == len(self._children) and all(map(is_, children, self._children)):
+        """Take in what modules and parameters were put in since; return whether there may be any.
+
+        Nothing is returned of parameters alone.
+        """
+        if self._print is not None and self._print.stays():
             return False
         self.modules = list(self._module.modules())
-        self._tables = [m._modules for m in self.modules]
-        self._children = list(chain.from_iterable(map(dict.values, self._tables)))
+        tables = [m._modules for m in self.modules]
+        if self._with_parameters:
+            own = [m._parameters for m in self.modules]
+            found = chain.from_iterable(map(dict.values, own))
+            self.parameters = list(dict.fromkeys(p for p in found if p is not None))
+            tables += own
+        self._print = Fingerprint(tables, apart=False)
         self._own = _Own(self.modules)
         self._frame = None
-        self.buffers = [m._buffers for m in self.modules]
         return True
 
     def save(
@@ -245,29 +312,31 @@ class Surroundings:
             strong: Whether tensors that know their graphs are held.
         """
         kept = Kept()
-        seen: set[int] = set()
         frame = self._frame
         if frame is None or not frame.stays():
             frame = _Frame(self._own, strong)
-        kept.frame, self._frame = frame, None if frame.flat is None else frame
-        self._tensors = frame.tensors
-        for value in frame.inner:
-            _walk(value, _DEPTH, kept, seen)
+        kept.frame, self._frame = frame, None if frame.prints is None else frame
+        self._buffers, self._tensors = frame.buffered, frame.tensors
+        walked = frame.walked
+        if walked is None or not walked.stays():
+            walked = _Walked(frame.inner)
+            frame.walked = walked if walked.lasts else None
+        kept.objects += walked.kept.objects
+        kept.places += walked.kept.places
+        seen: set[int] | None = None
         for value in (*args, *kwargs.values()):
             if type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
+                if seen is None:
+                    seen = set(walked.seen)
                 _walk_given(value, kept, seen, containers)
         return kept
 
     def changeable(self) -> Iterator[tuple[Key, torch.Tensor]]:
         """Yield the tensors that may be changed in place: buffers, and small ones in attributes.
 
-        The attributes are as :meth:`save` has seen them.
+        They are as :meth:`save` has seen them.
         """
-        for buffers in self.buffers:
-            if buffers:
-                for name, tensor in buffers.items():
-                    if tensor is not None and not tensor.is_inference():
-                        yield (id(buffers), name), tensor
+        yield from self._buffers
         for key, tensor in self._tensors:
             if tensor.nbytes <= _LARGEST_ATTRIBUTE_BYTES and not tensor.is_inference():
                 yield key, tensor
@@ -290,9 +359,16 @@ def _may_change(value: Any, objects: bool = True) -> bool:
     kind = type(value)
     if kind in _PLAIN or isinstance(value, torch.Tensor | nn.Module | type):
         return False
-    if isinstance(value, list | dict | set | deque | tuple):
+    if isinstance(value, tuple):
+        return not _is_plain(value)
+    if isinstance(value, list | dict | set | deque):
         return True
     return objects and _is_users(kind)
+
+
+def _is_plain(contents: Any) -> bool:
+    items = contents.values() if isinstance(contents, dict) else contents
+    return _PLAIN.issuperset(map(type, items))
 
 
 def _is_users(kind: type) -> bool:

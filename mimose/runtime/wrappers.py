@@ -131,6 +131,9 @@ class BlockForward(Wrapper):
         state: What running it twice would change.
         conditions: What its calls depend on beside their arguments.
         checkpoints: Whether something within it runs checkpointed; None until looked for.
+        passes: Places, among the new storages that it returns, of those that its backward needs
+            and that nobody holds once the forward pass is over; and whether somebody holds each
+            until the next block begins.
     """
 
     __slots__ = (
@@ -140,6 +143,7 @@ class BlockForward(Wrapper):
         "index",
         "name",
         "numbers",
+        "passes",
         "state",
         "switch",
     )
@@ -154,6 +158,7 @@ class BlockForward(Wrapper):
         self.state = state
         self.conditions = Conditions(module, name)
         self.checkpoints: bool | None = None
+        self.passes: tuple[tuple[int, bool], ...] = ()
         self.count = 0
         self.numbers: list[int] = []
 

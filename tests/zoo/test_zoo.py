@@ -13,19 +13,10 @@ from zoo_conformance import EXACT, PLANNERS, quietly, trace_of
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 
 
-QUICK = {"XLNet": "mimose"}
-"""By which planner a quick case always runs, if not by the default one."""
-
-
 def cases():
     for case in CASES:
         for planner in PLANNERS:
-            marks = []
-            if not case.quick or planner != QUICK.get(case.name, PLANNERS[0]):
-                marks.append(pytest.mark.slow)
-            if planner in case.beyond:
-                reason = "the page says why"
-                marks.append(pytest.mark.xfail(raises=torch.OutOfMemoryError, reason=reason))
+            marks = [] if case.quick and planner == PLANNERS[0] else [pytest.mark.slow]
             yield pytest.param(case, planner, id=f"{case.name}-{planner}", marks=marks)
 
 

@@ -44,7 +44,6 @@ class Case:
             not, ``note`` says why.
         quick: Whether it is one of the few that always run.
         note: What is special about it.
-        beyond: Planners under which a step runs out of memory, which the page says why.
     """
 
     name: str
@@ -57,7 +56,6 @@ class Case:
     exact: bool = True
     quick: bool = False
     note: str = ""
-    beyond: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:

@@ -27,7 +27,6 @@ ENCODERS = [
         questions,
         quick=True,
         note="no checkpointing of its own",
-        beyond=("auto",),
     ),
     Case(
         "ALBERT",
@@ -118,7 +117,6 @@ ENCODERS = [
             d_inner=128,
         ),
         tokens,
-        beyond=("auto",),
     ),
     Case(
         "Longformer",

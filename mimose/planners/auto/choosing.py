@@ -13,10 +13,12 @@ from mimose.plan import Plan, Region, Remade
 from mimose.planners.auto.fits import Inside
 from mimose.planners.mimose.forecast import Forecast
 from mimose.planners.mimose.scheduler import Scheduled, schedule
+from mimose.planners.mimose.storages import Packed
 from mimose.records import ModelInfo, Situation
 from mimose.solvers import choice
 from mimose.solvers.choice import Menu
 from mimose.solvers.menu import Vector
+from mimose.solvers.packing import LARGE, LARGE_SEGMENT, SMALL
 
 _ROUNDS = 8
 _SLACK, _LEAST = 0.005, 0.001
@@ -55,6 +57,23 @@ class InsideForecast(Forecast):
         last = max((r.block for r in known if r.offloaded), default=-1)
         gone = {r.block: (*r.dropped, *(() if r.block == last else r.offloaded)) for r in known}
         return {b: self.inside[b].bytes[[*v]].astype(int).tolist() for b, v in gone.items() if v}
+
+    def packed(self, plan: Plan) -> Packed:
+        """Return how the blocks' tensors lie in segments at that peak.
+
+        A tensor beyond a mebibyte that is there for a moment only is in no block's list. If there
+        is none beside it, it has a segment to itself, which no smaller one may lie in.
+        """
+        packed = super(InsideForecast, self).packed(plan)
+        held = packed.segments
+        if held is None or held.medium or not self._has_medium():
+            return packed
+        return Packed(replace(held, medium=1), packed.waste_bytes + LARGE_SEGMENT)
+
+    def _has_medium(self) -> bool:
+        """Whether a value is too large for a segment of small ones, and too small for its own."""
+        bytes_of = {id(inside.bytes): inside.bytes for inside in self.inside.values()}
+        return any(((b > SMALL) & (b < LARGE)).any() for b in bytes_of.values())
 
     def peak(self, plan: Plan, info: ModelInfo, situation: Situation) -> Peak:
         """Return the predicted peak of a step that carries out ``plan``."""
@@ -377,5 +396,7 @@ def _room(profile: Profile, info: ModelInfo, situation: Situation) -> Vector:
     backward = np.array(profile.backward_peak, np.float64) + grown[:-1]
     # Whether a block is kept is not known yet: the lesser of both, and the peak model judges.
     forward = level + np.minimum(profile.kept_peak, profile.checkpoint_peak)
+    if profile.passed:
+        forward[1:] -= profile.passed[:-1]
     head = max(profile.head_peak + grown[-1], profile.loss_peak)
     return -np.append(np.maximum(backward, forward), head)
