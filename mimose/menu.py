@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -108,8 +108,12 @@ class BlockGraph:
         return tuple(names)
 
     def can_drop(self, dropped: Collection[int]) -> bool:
-        """Whether all of ``dropped`` can be made again once all of them are gone."""
-        return _can_drop(self, frozenset(dropped))
+        """Whether all of ``dropped`` can be made again once all of them are gone.
+
+        Each of them is made from others that can, or from what stays: so any that can be dropped
+        alone can be dropped together.
+        """
+        return _bits(self).droppable.issuperset(dropped)
 
     def can_let_go(self, dropped: Collection[int], offloaded: Collection[int]) -> bool:
         """Whether all of ``dropped`` can be made again, and ``offloaded`` are others to be had."""
@@ -125,37 +129,105 @@ class BlockGraph:
 
     def droppable(self) -> tuple[int, ...]:
         """Return the saved values that can be made again if everything else is kept."""
-        return tuple(v for v in sorted(self.saved) if self.can_drop((v,)))
+        return tuple(sorted(_bits(self).droppable))
 
-    def remaking(self, value: int, there: Collection[int]) -> Iterator[int]:
-        """Yield the places of the operators that make ``value`` again, in the order to run them.
+    def remaking(self, value: int, there: Collection[int]) -> tuple[int, ...]:
+        """Return the places of the operators that make ``value`` again, in the order to run them.
 
         Args:
             value: The value.
             there: The values that need not be made: those kept, and those made again and still
                 there.
         """
-        needed, pending = set[int](), [value]
-        while pending:
-            current = pending.pop()
-            place = self.makers[current]
-            if place in needed:
-                continue
-            needed.add(place)
-            pending += [i for i in self.operators[place].inputs if i not in there]
-        yield from sorted(needed)
+        return _bits(self).remaking(value, bits_of(there))
 
 
-@lru_cache(maxsize=_MOST_ASKED)
-def _can_drop(graph: BlockGraph, dropped: frozenset[int]) -> bool:
-    if not dropped <= graph.saved - graph.fixed:
-        return False
-    kept = graph.saved - dropped
-    able = list[bool]()
-    for maker in graph.makers:
-        operator = graph.operators[maker]
-        able.append(operator.repeatable and all(able[i] or i in kept for i in operator.inputs))
-    return all(able[value] for value in dropped)
+def bits_of(values: Iterable[int]) -> int:
+    """Return a set of values as bits."""
+    bits = 0
+    for value in values:
+        bits |= 1 << value
+    return bits
+
+
+def _values_in(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+class _Bits:
+    """A graph with sets of values as bits, and what was worked out of it.
+
+    Attributes:
+        inputs: What each operator reads.
+        outputs: What it makes.
+        saved: The values that are saved.
+        fixed: Those of them that are held by others.
+        uses: The graph's uses.
+        last: For each saved value the place of its last use.
+        over: For each use the values that are not used any more after it.
+        droppable: Those that can be made again once they are gone.
+    """
+
+    def __init__(self, graph: BlockGraph) -> None:
+        self.inputs = [bits_of(op.inputs) for op in graph.operators]
+        self.outputs = [bits_of(op.outputs) for op in graph.operators]
+        self.saved, self.fixed = bits_of(graph.saved), bits_of(graph.fixed)
+        self.uses = graph.uses
+        self.last = {value: moment for moment, value in enumerate(graph.uses)}
+        self.over = [0] * len(graph.uses)
+        for value, moment in self.last.items():
+            self.over[moment] |= 1 << value
+        self._makers = graph.makers
+        self._above = [0] * graph.num_values
+        self._known: dict[tuple[int, int], tuple[int, ...]] = {}
+        able = 0
+        for operator, inputs, outputs in zip(graph.operators, self.inputs, self.outputs):
+            above = inputs
+            for value in operator.inputs:
+                above |= self._above[value]
+            for value in operator.outputs:
+                self._above[value] = above
+            if operator.repeatable and not inputs & ~(able | self.saved):
+                able |= outputs
+        self.droppable = frozenset(_values_in(able & self.saved & ~self.fixed))
+
+    def remaking(self, value: int, there: int) -> tuple[int, ...]:
+        """Return :meth:`BlockGraph.remaking`."""
+        key = value, there & self._above[value]
+        found = self._known.get(key)
+        if found is None:
+            needed, pending = 0, 1 << self._makers[value]
+            while pending:
+                # The last one first: what it reads was made before it, so that none comes twice.
+                place = pending.bit_length() - 1
+                pending ^= 1 << place
+                needed |= 1 << place
+                for each in _values_in(self.inputs[place] & ~there):
+                    pending |= 1 << self._makers[each]
+            if len(self._known) >= _MOST_ASKED:
+                self._known.clear()
+            found = self._known[key] = tuple(_values_in(needed))
+        return found
+
+    def releases(self, places: Sequence[int], dropped: int) -> list[int]:
+        """Return :func:`releases`."""
+        found, later = [0] * len(places), 0
+        made = 0
+        for place in places:
+            made |= self.outputs[place]
+        for turn in reversed(range(len(places))):
+            touched = self.inputs[places[turn]] | self.outputs[places[turn]]
+            found[turn] = touched & made & ~dropped & ~later
+            later |= touched
+        return found
+
+
+@lru_cache(maxsize=256)
+def _bits(graph: BlockGraph) -> _Bits:
+    return _Bits(graph)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,32 +319,69 @@ def course_of(graph: BlockGraph, dropped: Collection[int]) -> tuple[Moment, ...]
 
 @lru_cache(maxsize=256)
 def _course_of(graph: BlockGraph, gone: frozenset[int]) -> tuple[Moment, ...]:
-    return tuple(_moments(graph, gone))
+    return tuple(
+        Moment(use, frozenset(_values_in(alive)), ran)
+        for use, alive, ran in moments_in_bits(graph, gone)
+    )
 
 
-def _moments(graph: BlockGraph, gone: frozenset[int]) -> Iterator[Moment]:
-    kept = graph.saved - gone
-    last = {value: moment for moment, value in enumerate(graph.uses)}
-    left = Counter(value for value in graph.uses if value in gone)
+def moments_in_bits(
+    graph: BlockGraph, gone: Collection[int]
+) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yield the moments of :func:`course_of`, what is there as bits.
+
+    Args:
+        graph: The block.
+        gone: Saved values; they are taken to be droppable together.
+    """
+    bits, dropped = _bits(graph), bits_of(gone)
+    kept = bits.saved & ~dropped
+    last, over = bits.last, list(bits.over)
+    held_for: dict[int, int] = {}
     for value in gone:
         # Whatever it is made from is held until then.
-        for leaf in _leaves(graph, value, kept):
-            last[leaf] = max(last[leaf], last[value])
-    counted = kept - graph.fixed
-    held: frozenset[int] = frozenset()
-    for moment, value in enumerate(graph.uses):
-        alive = frozenset(v for v in counted if last[v] >= moment)
-        made: set[int] = set()
-        if value in gone:
-            if value not in held:
-                places = tuple(graph.remaking(value, kept | held))
-                for place, released in zip(places, releases(graph, places, gone)):
-                    made.update(graph.operators[place].outputs)
-                    yield Moment(moment, alive | held | made, (place,))
-                    made.difference_update(released)
-            left[value] -= 1
-        yield Moment(moment, alive | held | made)
-        held = frozenset(v for v in held | (made & gone) if left[v] > 0)
+        leaves = 0
+        for place in bits.remaking(value, kept):
+            leaves |= bits.inputs[place] & kept
+        held_for[last[value]] = held_for.get(last[value], 0) | leaves
+    later = 0
+    for end in sorted(held_for, reverse=True):
+        leaves = held_for[end] & ~later
+        later |= leaves
+        for leaf in _values_in(leaves):
+            if last[leaf] < end:
+                over[last[leaf]] ^= 1 << leaf
+                over[end] |= 1 << leaf
+    alive, held, waiting = kept & ~bits.fixed, 0, dropped
+    for moment, value in enumerate(bits.uses):
+        made = 0
+        if dropped >> value & 1 and not held >> value & 1:
+            places = bits.remaking(value, kept | held)
+            for place, released in zip(places, bits.releases(places, dropped)):
+                made |= bits.outputs[place]
+                yield moment, alive | held | made, (place,)
+                made &= ~released
+        yield moment, alive | held | made, ()
+        alive &= ~over[moment]
+        waiting &= ~over[moment]
+        held = (held | made) & waiting
+
+
+def runs_again(graph: BlockGraph, dropped: Collection[int]) -> list[int]:
+    """Return how often each operator runs again once ``dropped`` are gone."""
+    bits, gone = _bits(graph), bits_of(dropped)
+    runs, kept, held = [0] * len(graph.operators), bits.saved & ~gone, 0
+    over = 0
+    for value, ends in zip(bits.uses, bits.over):
+        over |= ends & gone
+        if not gone >> value & 1:
+            continue
+        if not held >> value & 1:
+            for place in bits.remaking(value, kept | held):
+                runs[place] += 1
+                held |= bits.outputs[place] & gone
+        held &= ~over
+    return runs
 
 
 def releases(
@@ -285,18 +394,5 @@ def releases(
         places: The operators, in the order in which they run; the last makes the value.
         dropped: The values that are dropped, which stay: backward may need them, too.
     """
-    last = dict[int, int]()
-    for turn, place in enumerate(places):
-        operator = graph.operators[place]
-        last.update((value, turn) for value in (*operator.outputs, *operator.inputs))
-    made = {value for place in places for value in graph.operators[place].outputs}
-    found: list[list[int]] = [[] for _ in places]
-    for value in made.difference(dropped):
-        found[last[value]].append(value)
-    return tuple(tuple(sorted(values)) for values in found)
-
-
-def _leaves(graph: BlockGraph, value: int, kept: frozenset[int]) -> frozenset[int]:
-    """Return the kept values that ``value`` is made from, through whatever is made on the way."""
-    places = graph.remaking(value, kept)
-    return kept.intersection(i for place in places for i in graph.operators[place].inputs)
+    found = _bits(graph).releases(places, bits_of(dropped))
+    return tuple(tuple(_values_in(values)) for values in found)

@@ -9,15 +9,16 @@ more than all that are no slower: the front.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.menu import BlockGraph, Traced, course_of
+from mimose.menu import BlockGraph, Traced, moments_in_bits, runs_again
 
 Vector = NDArray[np.float64]
 
@@ -52,12 +53,14 @@ class Candidates:
         dropped: A row a set, a column a value: 1 if it is dropped.
         runs: A row a set, a column an operator: how often it runs again.
         holds: For each set whether it takes inputs that the block does not save.
+        weighed: How many sets were weighed to find them.
     """
 
     sets: tuple[tuple[int, ...], ...]
     dropped: Vector
     runs: Vector
     holds: NDArray[np.bool_]
+    weighed: int = 0
 
     def front(self, sizes: Vector, seconds: Vector, inputs: float = 0.0) -> Front:
         """Return the candidates worth choosing from at one size.
@@ -115,16 +118,18 @@ def candidates(graph: BlockGraph, traced: Sequence[Traced]) -> Candidates:
     seconds = [np.array(t.seconds, np.float64) for t in traced]
     ranked = _relevant(graph, sizes)
     table = _all_sets(graph, tuple(ranked[:MOST_TRIED]))
+    weighed = len(table.sets)
     for value in ranked[MOST_TRIED:]:
         best = {p for s, t in zip(sizes, seconds) for p in table.worth(s, t)}
         sets = [table.sets[p] for p in sorted(best)]
         more = [tuple(sorted((*s, value))) for s in [(), *sets]]
-        table = _table(graph, [*sets, *(s for s in more if graph.can_drop(s))])
+        table = _table(graph, [*sets, *more])
+        weighed += len(table.sets)
     chosen: set[int] = set()
     for one in traced:
         places = _within(table, graph, one)
         chosen.update(places[:: 1 + len(places) // MOST_CANDIDATES])
-    return table.among(sorted(chosen))
+    return replace(table.among(sorted(chosen)), weighed=weighed)
 
 
 def _within(table: Candidates, graph: BlockGraph, one: Traced) -> list[int]:
@@ -152,31 +157,21 @@ def _working_bytes(graph: BlockGraph, dropped: tuple[int, ...], sizes: Vector) -
 @lru_cache(maxsize=_MOST_COURSES)
 def _alive(graph: BlockGraph, dropped: tuple[int, ...]) -> Vector:
     """Return a row a moment of a block's backward, a column a value: 1 if it is there."""
-    moments = dict.fromkeys(moment.alive for moment in course_of(graph, dropped))
-    found = np.zeros((len(moments), graph.num_values))
-    for row, values in zip(found, moments):
-        row[list(values)] = 1.0
-    return found
+    moments = dict.fromkeys(alive for _, alive, _ in moments_in_bits(graph, dropped))
+    return rows_of(list(moments), graph.num_values).astype(np.float64)
+
+
+def rows_of(sets: Sequence[int], num_values: int) -> NDArray[np.uint8]:
+    """Return a row a set of values, which is given as bits, a column a value: 1 if it is in it."""
+    width = (num_values + 7) // 8
+    packed = b"".join(values.to_bytes(width, "little") for values in sets)
+    rows = np.frombuffer(packed, np.uint8).reshape(len(sets), width)
+    return np.unpackbits(rows, axis=1, count=num_values, bitorder="little")
 
 
 @lru_cache(maxsize=_MOST_ASKED)
-def runs_again(graph: BlockGraph, dropped: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how often each operator runs again, by the rules of :mod:`mimose.menu`."""
-    gone = frozenset(dropped)
-    kept = graph.saved - gone
-    left = Counter(value for value in graph.uses if value in gone)
-    held: set[int] = set()
-    runs = [0] * len(graph.operators)
-    for value in graph.uses:
-        if value not in gone:
-            continue
-        if value not in held:
-            for place in graph.remaking(value, kept | held):
-                runs[place] += 1
-                held |= gone.intersection(graph.operators[place].outputs)
-        left[value] -= 1
-        held = {v for v in held if left[v] > 0}
-    return tuple(runs)
+def _runs(graph: BlockGraph, dropped: tuple[int, ...]) -> Vector:
+    return np.array(runs_again(graph, dropped), np.float64)
 
 
 def _relevant(graph: BlockGraph, sizes: Sequence[Vector]) -> list[int]:
@@ -194,30 +189,67 @@ def _relevant(graph: BlockGraph, sizes: Sequence[Vector]) -> list[int]:
     return ranked
 
 
-def _sets(graph: BlockGraph, values: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield every set of ``values`` that can be dropped together, but the empty one."""
-    pending: list[tuple[tuple[int, ...], int]] = [((), 0)]
-    while pending:
-        chosen, start = pending.pop()
-        for index in range(start, len(values)):
-            larger = (*chosen, values[index])
-            # What cannot be dropped cannot be with more, either.
-            if graph.can_drop(larger):
-                yield tuple(sorted(larger))
-                pending.append((larger, index + 1))
-
-
 @lru_cache(maxsize=_MOST_REMEMBERED)
 def _all_sets(graph: BlockGraph, values: tuple[int, ...]) -> Candidates:
-    """Return every set of ``values`` that can be dropped together; a sample more asks again."""
-    return _table(graph, list(_sets(graph, values)))
+    """Return every set of ``values`` but the empty one; a sample more asks again."""
+    ordered = sorted(values)
+    chosen = np.arange(1, 1 << len(values))[:, None] >> np.arange(len(values)) & 1 == 1
+    dropped = np.zeros((len(chosen), graph.num_values))
+    dropped[:, ordered] = chosen
+    sets = tuple(tuple(compress(ordered, row)) for row in chosen.tolist())
+    return _candidates(graph, sets, dropped, _runs_of_all(graph, ordered, chosen))
+
+
+def _runs_of_all(graph: BlockGraph, values: Sequence[int], dropped: NDArray[np.bool_]) -> Vector:
+    """Return :func:`mimose.menu.runs_again` of many sets at once.
+
+    Args:
+        graph: The block.
+        values: The values of which sets are made.
+        dropped: A row a set, a column each of these values: whether it is dropped.
+    """
+    runs = np.zeros((len(dropped), len(graph.operators)))
+    columns = {value: column for column, value in enumerate(values)}
+    kept = graph.saved.difference(values)
+    held = np.zeros_like(dropped)
+    left = Counter(value for value in graph.uses if value in columns)
+    for value in graph.uses:
+        if value not in columns:
+            continue
+        there, made = ~dropped | held, np.zeros_like(dropped)
+        last = graph.makers[value]
+        needed = {last: ~there[:, columns[value]]}
+        for place in range(last, -1, -1):
+            now = needed.get(place)
+            if now is None:
+                continue
+            runs[:, place] += now
+            for each in graph.operators[place].outputs:
+                if each in columns:
+                    made[:, columns[each]] |= now
+            for each in graph.operators[place].inputs:
+                if each not in kept:
+                    more = now & ~there[:, columns[each]] if each in columns else now
+                    maker = graph.makers[each]
+                    needed[maker] = needed[maker] | more if maker in needed else more
+        left[value] -= 1
+        held |= made & dropped
+        held[:, [columns[v] for v, uses in left.items() if not uses]] = False
+    return runs
 
 
 def _table(graph: BlockGraph, sets: Sequence[tuple[int, ...]]) -> Candidates:
     dropped = np.zeros((len(sets), graph.num_values))
     for row, values in enumerate(sets):
         dropped[row, list(values)] = 1.0
-    runs = np.array([runs_again(graph, s) for s in sets], np.float64)
-    runs = runs.reshape(len(sets), len(graph.operators))
+    runs = np.zeros((len(sets), len(graph.operators)))
+    for row, values in enumerate(sets):
+        runs[row] = _runs(graph, values)
+    return _candidates(graph, tuple(sets), dropped, runs)
+
+
+def _candidates(
+    graph: BlockGraph, sets: tuple[tuple[int, ...], ...], dropped: Vector, runs: Vector
+) -> Candidates:
     holding = np.array([op.holds for op in graph.operators], np.float64)
-    return Candidates(tuple(sets), dropped, runs, runs @ holding > 0)
+    return Candidates(sets, dropped, runs, runs @ holding > 0)

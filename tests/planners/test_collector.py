@@ -26,7 +26,7 @@ def columns(machine, row):
         ({}, True),
         ({"checkpointed": True}, False),
         ({"inside_checkpoint": True}, False),
-        ({"around_checkpoint": True}, False),
+        ({"around_checkpoint": True}, True),
     ],
 )
 def test_data_filter(machine, flag, expected):

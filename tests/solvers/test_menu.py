@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mimose.menu import BlockGraph, Operator, Traced, cost_of
+from mimose.menu import BlockGraph, Operator, Traced, cost_of, runs_again
 from mimose.solvers import menu
-from mimose.solvers.menu import candidates, runs_again
+from mimose.solvers.menu import candidates
 
 
 @st.composite

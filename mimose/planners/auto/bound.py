@@ -15,7 +15,7 @@ from typing import Any
 
 from mimose.costs import Profile
 from mimose.planners.auto.choosing import InsideForecast
-from mimose.planners.auto.fits import Inside
+from mimose.planners.auto.fits import Inside, Insides
 from mimose.planners.mimose.estimator import Estimator
 from mimose.records import Size
 
@@ -37,7 +37,7 @@ def bound_of(
     beyond = [max(1.0, x / g) for x, g in zip(size, greatest)]
     factor = beyond[0] * prod(x * x for x in beyond[1:])
     # What may be gone by then is taken to be there.
-    profile = replace(known.profile, freed=(), shared=(), forward_activation=())
+    profile = replace(known.profile, freed=(), shared=(), passed=(), forward_activation=())
     if factor == 1.0:
         return InsideForecast(profile, inside=known.inside)
     scaled: dict[str, Any] = {
@@ -45,7 +45,8 @@ def bound_of(
         for field in fields(Profile)
         if field.name not in _UNCHANGED
     }
-    return InsideForecast(replace(profile, **scaled), inside=_enlarged(known.inside, factor))
+    inside = Insides(lambda: _enlarged(known.inside, factor))
+    return InsideForecast(replace(profile, **scaled), inside=inside)
 
 
 def _enlarged(inside: Mapping[int, Inside], factor: float) -> dict[int, Inside]:

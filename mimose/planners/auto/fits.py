@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.menu import BlockGraph, Traced, course_of
+from mimose.menu import BlockGraph, Traced, moments_in_bits
 from mimose.planners.auto.traces import Alike
 from mimose.planners.mimose.features import Features, Matrix
-from mimose.records import Size
-from mimose.solvers.menu import Vector, candidates
+from mimose.records import Size, Work
+from mimose.solvers.menu import Candidates, Vector, candidates, rows_of
 
 _MOST_SIZES = 5
 """At so many of the sizes seen is looked for what is worth dropping."""
 _MOST_COURSES = 4096
+_NEW_SETS = 4
+"""To weigh a set takes so many times as long where it is not known yet what it takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,20 +62,45 @@ class Inside:
         return np.maximum.reduceat(self.levels[places] + more @ self.bytes, starts)
 
 
+class Insides(Mapping[int, Inside]):
+    """What is inside blocks, by their numbers, worked out when it is asked for.
+
+    Most steps keep all, and never ask.
+
+    Args:
+        find: Works it out.
+    """
+
+    def __init__(self, find: Callable[[], Mapping[int, Inside]]) -> None:
+        self._find = find
+
+    @cached_property
+    def _found(self) -> Mapping[int, Inside]:
+        return self._find()
+
+    def __getitem__(self, block: int) -> Inside:
+        return self._found[block]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 class Fit:
     """Polynomials for blocks that are alike.
 
     Args:
         alike: The blocks. Times of at least one size are known.
+        new: Whether blocks of this graph are fitted for the first time.
 
     Attributes:
         blocks: Their numbers.
         graph: Their graph.
-        candidates: The sets of values that are worth dropping at any of the sizes seen.
-        places: The place of each of them.
     """
 
-    def __init__(self, alike: Alike) -> None:
+    def __init__(self, alike: Alike, *, new: bool = True) -> None:
         self.blocks = alike.blocks
         self.graph: BlockGraph = alike.graph
         self._features = Features(alike.sizes, alike.bytes)
@@ -85,20 +112,32 @@ class Fit:
         self._seconds = np.zeros((design.shape[1], times.shape[1]))
         self._seconds[columns] = np.linalg.lstsq(rows[:, columns], times, rcond=None)[0]
         self._levels = [_Levels.fitted(alike.sizes, levels) for levels in alike.levels]
-        found = [self.at(s) for s in _spread(alike.sizes)]
-        self.candidates = candidates(
-            self.graph,
-            [
-                Traced(
-                    self.blocks[0],
-                    self.graph,
-                    tuple(int(x) for x in inside.bytes),
-                    tuple(inside.seconds.tolist()),
-                )
-                for inside in found
-            ],
-        )
-        self.places = {dropped: place for place, dropped in enumerate(self.candidates.sets)}
+        self._sizes = alike.sizes
+        self._figures = alike.bytes.size + alike.seconds.size + alike.levels[0].size
+        self._price, self._weighed = _NEW_SETS if new else 1, 0
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """The sets of values that are worth dropping at any of the sizes seen."""
+        traced = []
+        for size in _spread(self._sizes):
+            inside = self.at(size)
+            sizes = tuple(int(x) for x in inside.bytes)
+            traced.append(Traced(self.blocks[0], self.graph, sizes, tuple(inside.seconds.tolist())))
+        found = candidates(self.graph, traced)
+        self._weighed = found.weighed * self._price
+        return found
+
+    @cached_property
+    def places(self) -> dict[tuple[int, ...], int]:
+        """The place of each of them."""
+        return {dropped: place for place, dropped in enumerate(self.candidates.sets)}
+
+    def done(self) -> Work:
+        """Return what was done since this was last asked: the figures fitted, the sets weighed."""
+        done = Work(candidates=self._weighed, updates=self._figures)
+        self._figures = self._weighed = 0
+        return done
 
     def holds(self, dropped: tuple[int, ...]) -> bool:
         """Whether making some values again takes inputs that the blocks do not save."""
@@ -165,15 +204,14 @@ def _course(
     Or less, which counts below 0. An operator that runs again does so before what is needed is
     there: from the level at which backward came to it. The node itself has peaks of its own.
     """
-    plain = {moment.use: moment.alive for moment in course_of(graph, ())}
+    plain = {use: alive for use, alive, _ in moments_in_bits(graph, ())}
     count = len(graph.uses)
     found = dict.fromkeys(
-        (m.use if m.ran else count + m.use, m.alive) for m in course_of(graph, dropped)
+        (use if ran else count + use, alive) for use, alive, ran in moments_in_bits(graph, dropped)
     )
-    more = np.zeros((len(found), graph.num_values), np.int8)
-    for row, (place, alive) in enumerate(found):
-        more[row, list(alive)] += 1
-        more[row, list(plain[place % count])] -= 1
+    rows = rows_of([alive for _, alive in found], graph.num_values).astype(np.int8)
+    before = rows_of([plain[place % count] for place, _ in found], graph.num_values)
+    more = rows - before.astype(np.int8)
     return np.array([place for place, _ in found], np.intp), more
 
 

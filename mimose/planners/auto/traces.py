@@ -100,42 +100,53 @@ class Traces:
                 :func:`mimose.costs.grown_gradients` has them; None if they were there before.
 
         Returns:
-            How many figures were new.
+            How many figures were new, those of blocks that are alike once.
         """
         new = 0
+        counted: set[tuple[str, tuple[int, ...]]] = set()
         for one in traced:
-            seen = self._seen.setdefault(one.block, _Seen(one.graph))
-            if seen.graph != one.graph:
-                if seen.bytes.keys() - {size}:
-                    new += seen.graph is not None
-                    seen.graph = None
-                    continue
-                # The same size looks different now: the model has changed.
-                seen = self._seen[one.block] = _Seen(one.graph)
-            if size not in seen.bytes:
-                new += len(one.bytes)
-                if len(seen.bytes) >= _CAPACITY:
-                    oldest = next(iter(seen.bytes))
-                    del seen.bytes[oldest]
-                    seen.seconds.pop(oldest, None)
-                    for resident in (False, True):
-                        seen.levels.pop((oldest, resident), None)
-            seen.bytes[size] = one.bytes
-            if one.levels:
-                key = size, grown is None
-                new += len(one.levels) * (key not in seen.levels)
-                if grown is not None:
-                    seen.unsure = grown[one.block] - grown[one.block + 1] + grown[-1]
-                levels = *(one.starts or one.levels), *one.levels
-                # Alike blocks differ by what there is beside them: gradients that add up, say.
-                top = max(one.levels)
-                seen.levels[key] = tuple(level - top for level in levels)
-            if warm_up and any(one.seconds):
-                seen.warm_up = {size: one.seconds}
-            elif any(one.seconds):
-                new += len(one.seconds) * (size not in seen.seconds)
-                known = seen.seconds.get(size, one.seconds)
-                seen.seconds[size] = tuple(map(min, known, one.seconds))
+            more = self._learn(one, size, warm_up=warm_up, grown=grown)
+            alike = one.graph.digest, one.bytes
+            if more and alike not in counted:
+                counted.add(alike)
+                new += more
+        return new
+
+    def _learn(self, one: Traced, size: Size, *, warm_up: bool, grown: Sequence[int] | None) -> int:
+        """Take what one block has shown; return how many figures were new."""
+        new = 0
+        seen = self._seen.setdefault(one.block, _Seen(one.graph))
+        if seen.graph != one.graph:
+            if seen.bytes.keys() - {size}:
+                new += seen.graph is not None
+                seen.graph = None
+                return new
+            # The same size looks different now: the model has changed.
+            seen = self._seen[one.block] = _Seen(one.graph)
+        if size not in seen.bytes:
+            new += len(one.bytes)
+            if len(seen.bytes) >= _CAPACITY:
+                oldest = next(iter(seen.bytes))
+                del seen.bytes[oldest]
+                seen.seconds.pop(oldest, None)
+                for resident in (False, True):
+                    seen.levels.pop((oldest, resident), None)
+        seen.bytes[size] = one.bytes
+        if one.levels:
+            key = size, grown is None
+            new += len(one.levels) * (key not in seen.levels)
+            if grown is not None:
+                seen.unsure = grown[one.block] - grown[one.block + 1] + grown[-1]
+            levels = *(one.starts or one.levels), *one.levels
+            # Alike blocks differ by what there is beside them: gradients that add up, say.
+            top = max(one.levels)
+            seen.levels[key] = tuple(level - top for level in levels)
+        if warm_up and any(one.seconds):
+            seen.warm_up = {size: one.seconds}
+        elif any(one.seconds):
+            new += len(one.seconds) * (size not in seen.seconds)
+            known = seen.seconds.get(size, one.seconds)
+            seen.seconds[size] = tuple(map(min, known, one.seconds))
         return new
 
     def alike(self) -> list[Alike]:

@@ -32,6 +32,7 @@ PER_BLOCK = (
     "forward_activation",
     "freed",
     "shared",
+    "passed",
     "backward_peak",
 )
 """Columns of a row, a run of one entry a block for each; ``OUTSIDE`` follows."""
@@ -41,13 +42,17 @@ _CAPACITY = 128
 
 
 def valid(sample: BlockSample) -> bool:
-    """Whether a sample says what its block costs: the paper's data filter (section IV-B).
+    """Whether a sample says what its block costs, after the paper's data filter (section IV-B).
 
     1. A block that itself ran checkpointed is dropped: its activations were not there to measure.
-    2. A block whose parent or child ran checkpointed is dropped for the same reason.
+    2. So is one around which something ran checkpointed, for the same reason.
     3. Everything else is valid.
+
+    The paper drops a block with a checkpointed child, too, since there that child is a block whose
+    checkpointing ends later. Here no block lies within another: a checkpoint within one is the
+    model's own, which stays whatever the plan, and what was measured with it is what it costs.
     """
-    return not (sample.checkpointed or sample.inside_checkpoint or sample.around_checkpoint)
+    return not (sample.checkpointed or sample.inside_checkpoint)
 
 
 def tensor_bytes(sample: BlockSample) -> int:
@@ -95,11 +100,13 @@ def to_row(
     storages: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     # What this step kept and a profile's step would not, in the forward pass and from then on.
     kept = left = 0
+    over = 0  # Part of it that such a step would have beside the next block, too.
     absent = 0  # Outputs of blocks that this step did not have.
     last = max(holding, default=-1)
     for block in range(num_blocks):
         sample = seen.get(block)
-        shift, later = absent - kept, absent - left
+        shift, later = absent - kept + over, absent - left
+        over = 0
         if sample is None:
             near = seen[min(seen, key=lambda b: (abs(b - block), b))]
             # The neighbour's own level, moved by the blocks in between.
@@ -121,12 +128,13 @@ def to_row(
         if block not in recomputed:
             held = sample.activation_bytes - sample.let_go_bytes
             kept += held - early
+            over = sample.passed_bytes
             left += held + sample.saved_copy_bytes - early - late
             left -= sample.shared_bytes if block > last else 0
     shift, later = absent - kept, absent - left
     outside = (
         collected.first_peak_bytes,
-        max(0, collected.loss_peak_bytes + shift) if collected.loss_peak_bytes else 0,
+        max(0, collected.loss_peak_bytes + shift + over) if collected.loss_peak_bytes else 0,
         collected.head_peak_bytes + later,
         collected.tail_peak_bytes,
     )
@@ -157,6 +165,7 @@ def _columns(sample: BlockSample, shift: int, later: int) -> tuple[int, ...]:
         kept - early,
         early + late,
         sample.shared_bytes,
+        sample.passed_bytes,
         # Without a gradient there is no backward, which costs no more than being there.
         sample.level_bytes + shift if backward is None else backward + later,
     )

@@ -52,8 +52,10 @@ class Drift:
         tolerance = TOLERANCE * (measured + resident)
         short = measured - raw > tolerance
         covered = measured - raw * (1.0 + self._inflation) <= tolerance
-        self._under.append(measured / max(raw, 1) - 1.0 if short else 0.0)
-        self._inflation = max(self._under) if sum(u > 0 for u in self._under) > 1 else 0.0
+        under = self._under
+        if short or any(under):
+            under.append(measured / max(raw, 1) - 1.0 if short else 0.0)
+            self._inflation = max(under) if sum(u > 0 for u in under) > 1 else 0.0
         if covered and (not exact_size or raw - measured <= tolerance):
             self._calm += 1
             if self._calm >= _CALM:

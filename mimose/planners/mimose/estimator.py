@@ -163,8 +163,9 @@ class Estimator:
             name: tuple(numbers[i * count : (i + 1) * count]) for i, name in enumerate(PER_BLOCK)
         }
         columns.update(zip(OUTSIDE, numbers[len(PER_BLOCK) * count :]))
-        if not any(columns["shared"]):
-            columns["shared"] = ()
+        for name in ("shared", "passed"):
+            if not any(columns[name]):
+                columns[name] = ()
         if not any(columns["freed"]):
             columns["freed"] = ()
             if columns["forward_activation"] == columns["activation"]:

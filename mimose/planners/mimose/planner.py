@@ -407,16 +407,43 @@ class Mimose(Bound):
             if less is not None:
                 plan, packed = less.plan, less.packed
                 step_bytes = less.peak.bytes - resident
-                peak = resident + self._inflated(step_bytes)
+        work += Work(estimates=info.num_blocks, candidates=info.num_blocks)
         decision = Decision(
             plan,
             "sheltered" if collect else "responsive",
             collect=collect,
             predicted_peak_bytes=resident + step_bytes,
         )
-        need = _need(peak, packed)
-        self._pending = _Pending(plan, step_bytes, need, exact_size=False)
-        work += Work(estimates=info.num_blocks, candidates=info.num_blocks)
+        return self._go_ahead(decision, size, packed, situation, reserve, started, predicted, work)
+
+    def _go_ahead(
+        self,
+        decision: Decision,
+        size: Size,
+        packed: Packed,
+        situation: Situation,
+        reserve: Reserve,
+        started: float,
+        predicted: float | None,
+        work: Work,
+    ) -> Decision:
+        """Complete a decision for a size that is too far from the samples for a plan to be cached.
+
+        Args:
+            decision: The decision so far.
+            size: The step's size.
+            packed: How the plan's tensors lie in segments.
+            situation: The state at the start of the step.
+            reserve: What the budget and the margin are.
+            started: When deciding began.
+            predicted: When estimating ended, if there was any.
+            work: What deciding took, counted.
+        """
+        assert isinstance(decision.plan, Plan)
+        assert decision.predicted_peak_bytes is not None
+        step_bytes = decision.predicted_peak_bytes - situation.resident_bytes
+        need = _need(situation.resident_bytes + self._inflated(step_bytes), packed)
+        self._pending = _Pending(decision.plan, step_bytes, need, exact_size=False)
         return self._decide(decision, size, need, situation, reserve, started, predicted, work)
 
     def _with_less(

@@ -189,9 +189,11 @@ class Reserve:
             self._learn(found)
         if need.segments is not None:
             anew = need.segments.beyond(self._cached)
+            more = anew.bytes
             if self._run:
-                self._growth.append(max(0, grew - anew.bytes))
-            self._cached = self._cached.plus(anew)
+                self._growth.append(max(0, grew - more))
+            if more:
+                self._cached = self._cached.plus(anew)
         elif self._run and not self._is_novel(record.size, need.bytes):
             self._growth.append(grew)
         if record.outcome == "retried" or record.num_alloc_retries:
