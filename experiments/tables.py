@@ -173,6 +173,10 @@ def steps(run: Run, count: int) -> str:
     return table(columns, rows)
 
 
+_BUSY = 1.15
+"""From so many times its processor time on a run's times say more of the machine than of it."""
+
+
 def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of :func:`mimose_bench.experiments.comparing.compare`'s rows.
 
@@ -231,8 +235,21 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
             "recomputed, in part: blocks in a mean step, and those kept but for single values that "
             "were made again or in the host's memory"
         )
-    lines += [*_plans(rows), *_breakdowns(rows)]
+    lines += [*_plans(rows), *_busy(rows), *_breakdowns(rows)]
     return "\n".join(lines)
+
+
+def _busy(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is to be said of a machine that did other work beside the runs."""
+    slowed = [(row["slowed_by_others"], row["planner_label"]) for row in rows]
+    known = sorted(each for each in slowed if each[0] is not None)
+    if not known or known[-1][0] < _BUSY:
+        return []
+    (least, first), (most, last) = known[0], known[-1]
+    return [
+        f"the machine was busy: runs took {least:.2f} ({first}) to {most:.2f} ({last}) times the "
+        "processor's time that was spent on them, which no interval shows: do not trust these times"
+    ]
 
 
 _BLOCKS = ("mean_recomputed_blocks", "mean_remade_blocks")

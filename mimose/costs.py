@@ -52,6 +52,8 @@ class Profile:
     block is recomputed. ``loss_peak`` is the part of ``head_peak`` that is still forward. Without
     these a block's inputs stay, whatever the plan. ``passed`` is the part of its activation that
     the next block's level holds in any case: what its caller was given and holds until then.
+    ``measuring`` is by how much more a recomputed block's backward takes in a step that measures
+    beside its plan, in which the block runs again to its end.
 
     Times and FLOPs are there where a planner asked for a profile of its own; mimose's estimator
     predicts forward times only. ``recompute_*`` is what running the block again for its own
@@ -83,11 +85,19 @@ class Profile:
     shared: tuple[int, ...] = ()
     loss_peak: int = 0
     passed: tuple[int, ...] = ()
+    measuring: tuple[int, ...] = ()
 
     @property
     def num_blocks(self) -> int:
         """Number of blocks."""
         return len(self.activation)
+
+    def measured(self) -> Profile:
+        """Return the profile of a step that measures beside its plan."""
+        if not self.measuring:
+            return self
+        backward = tuple(map(add, self.backward_peak, self.measuring))
+        return replace(self, backward_peak=backward, measuring=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-# A sample more asks about nearly the same sets as the samples before it.
-_MOST_ASKED = 1 << 14
+from mimose.graph_bits import bits_for, bits_of, values_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class BlockGraph:
         Each of them is made from others that can, or from what stays: so any that can be dropped
         alone can be dropped together.
         """
-        return _bits(self).droppable.issuperset(dropped)
+        return bits_for(self).droppable.issuperset(dropped)
 
     def can_let_go(self, dropped: Collection[int], offloaded: Collection[int]) -> bool:
         """Whether all of ``dropped`` can be made again, and ``offloaded`` are others to be had."""
@@ -129,7 +128,7 @@ class BlockGraph:
 
     def droppable(self) -> tuple[int, ...]:
         """Return the saved values that can be made again if everything else is kept."""
-        return tuple(sorted(_bits(self).droppable))
+        return tuple(sorted(bits_for(self).droppable))
 
     def remaking(self, value: int, there: Collection[int]) -> tuple[int, ...]:
         """Return the places of the operators that make ``value`` again, in the order to run them.
@@ -139,95 +138,7 @@ class BlockGraph:
             there: The values that need not be made: those kept, and those made again and still
                 there.
         """
-        return _bits(self).remaking(value, bits_of(there))
-
-
-def bits_of(values: Iterable[int]) -> int:
-    """Return a set of values as bits."""
-    bits = 0
-    for value in values:
-        bits |= 1 << value
-    return bits
-
-
-def _values_in(bits: int) -> Iterator[int]:
-    while bits:
-        lowest = bits & -bits
-        yield lowest.bit_length() - 1
-        bits ^= lowest
-
-
-class _Bits:
-    """A graph with sets of values as bits, and what was worked out of it.
-
-    Attributes:
-        inputs: What each operator reads.
-        outputs: What it makes.
-        saved: The values that are saved.
-        fixed: Those of them that are held by others.
-        uses: The graph's uses.
-        last: For each saved value the place of its last use.
-        over: For each use the values that are not used any more after it.
-        droppable: Those that can be made again once they are gone.
-    """
-
-    def __init__(self, graph: BlockGraph) -> None:
-        self.inputs = [bits_of(op.inputs) for op in graph.operators]
-        self.outputs = [bits_of(op.outputs) for op in graph.operators]
-        self.saved, self.fixed = bits_of(graph.saved), bits_of(graph.fixed)
-        self.uses = graph.uses
-        self.last = {value: moment for moment, value in enumerate(graph.uses)}
-        self.over = [0] * len(graph.uses)
-        for value, moment in self.last.items():
-            self.over[moment] |= 1 << value
-        self._makers = graph.makers
-        self._above = [0] * graph.num_values
-        self._known: dict[tuple[int, int], tuple[int, ...]] = {}
-        able = 0
-        for operator, inputs, outputs in zip(graph.operators, self.inputs, self.outputs):
-            above = inputs
-            for value in operator.inputs:
-                above |= self._above[value]
-            for value in operator.outputs:
-                self._above[value] = above
-            if operator.repeatable and not inputs & ~(able | self.saved):
-                able |= outputs
-        self.droppable = frozenset(_values_in(able & self.saved & ~self.fixed))
-
-    def remaking(self, value: int, there: int) -> tuple[int, ...]:
-        """Return :meth:`BlockGraph.remaking`."""
-        key = value, there & self._above[value]
-        found = self._known.get(key)
-        if found is None:
-            needed, pending = 0, 1 << self._makers[value]
-            while pending:
-                # The last one first: what it reads was made before it, so that none comes twice.
-                place = pending.bit_length() - 1
-                pending ^= 1 << place
-                needed |= 1 << place
-                for each in _values_in(self.inputs[place] & ~there):
-                    pending |= 1 << self._makers[each]
-            if len(self._known) >= _MOST_ASKED:
-                self._known.clear()
-            found = self._known[key] = tuple(_values_in(needed))
-        return found
-
-    def releases(self, places: Sequence[int], dropped: int) -> list[int]:
-        """Return :func:`releases`."""
-        found, later = [0] * len(places), 0
-        made = 0
-        for place in places:
-            made |= self.outputs[place]
-        for turn in reversed(range(len(places))):
-            touched = self.inputs[places[turn]] | self.outputs[places[turn]]
-            found[turn] = touched & made & ~dropped & ~later
-            later |= touched
-        return found
-
-
-@lru_cache(maxsize=256)
-def _bits(graph: BlockGraph) -> _Bits:
-    return _Bits(graph)
+        return bits_for(self).remaking(value, bits_of(there))
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +231,7 @@ def course_of(graph: BlockGraph, dropped: Collection[int]) -> tuple[Moment, ...]
 @lru_cache(maxsize=256)
 def _course_of(graph: BlockGraph, gone: frozenset[int]) -> tuple[Moment, ...]:
     return tuple(
-        Moment(use, frozenset(_values_in(alive)), ran)
+        Moment(use, frozenset(values_in(alive)), ran)
         for use, alive, ran in moments_in_bits(graph, gone)
     )
 
@@ -334,7 +245,7 @@ def moments_in_bits(
         graph: The block.
         gone: Saved values; they are taken to be droppable together.
     """
-    bits, dropped = _bits(graph), bits_of(gone)
+    bits, dropped = bits_for(graph), bits_of(gone)
     kept = bits.saved & ~dropped
     last, over = bits.last, list(bits.over)
     held_for: dict[int, int] = {}
@@ -348,7 +259,7 @@ def moments_in_bits(
     for end in sorted(held_for, reverse=True):
         leaves = held_for[end] & ~later
         later |= leaves
-        for leaf in _values_in(leaves):
+        for leaf in values_in(leaves):
             if last[leaf] < end:
                 over[last[leaf]] ^= 1 << leaf
                 over[end] |= 1 << leaf
@@ -369,7 +280,7 @@ def moments_in_bits(
 
 def runs_again(graph: BlockGraph, dropped: Collection[int]) -> list[int]:
     """Return how often each operator runs again once ``dropped`` are gone."""
-    bits, gone = _bits(graph), bits_of(dropped)
+    bits, gone = bits_for(graph), bits_of(dropped)
     runs, kept, held = [0] * len(graph.operators), bits.saved & ~gone, 0
     over = 0
     for value, ends in zip(bits.uses, bits.over):
@@ -394,5 +305,5 @@ def releases(
         places: The operators, in the order in which they run; the last makes the value.
         dropped: The values that are dropped, which stay: backward may need them, too.
     """
-    found = _bits(graph).releases(places, bits_of(dropped))
-    return tuple(tuple(_values_in(values)) for values in found)
+    found = bits_for(graph).releases(places, bits_of(dropped))
+    return tuple(tuple(values_in(values)) for values in found)

@@ -99,7 +99,8 @@ class Work:
             that finds its plan there.
         estimates: Blocks whose costs were predicted, one a block for each size predicted.
         candidates: Blocks weighed in choosing: one a block for each plan that the peak model
-            judged, and one for each block that the greedy rule sorted or took.
+            judged, and one for each block that the greedy rule sorted or took. Sets of values
+            weighed for menus, and figures that those are fitted to, count as much.
         updates: Figures learned from a finished step.
         evaluations: Values of a heuristic worked out in choosing a tensor to evict.
         metadata: Neighbours and costs read to work those values out.
@@ -213,6 +214,8 @@ class BlockSample:
             those that take them is recomputed.
         passed_bytes: Part of ``activation_bytes`` that its caller was given and held until the next
             block's forward began, at least: later ones have that beside them in any case.
+        measuring_bytes: By how much more its backward took than ``backward_peak_bytes`` since it
+            was measured: it ran again to its end.
         let_go_bytes: Part of ``activation_bytes`` that it let go of as soon as its forward was
             over, to make it again.
     """
@@ -244,6 +247,7 @@ class BlockSample:
     shared_bytes: int = 0
     let_go_bytes: int = 0
     passed_bytes: int = 0
+    measuring_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,10 +48,10 @@ class _Part:
     errors: list[float] = field(default_factory=list)
     sheltered_errors: list[float] = field(default_factory=list)
 
-    def add(self, record: StepRecord, budget_bytes: int | None) -> None:
+    def add(self, record: StepRecord, budget_bytes: int | None, recomputed: int) -> None:
         self.steps += 1
         self.sheltered += record.phase == "sheltered"
-        recomputed, remade = num_recomputed(record.plan), num_remade(record.plan)
+        remade = num_remade(record.plan)
         self.recomputed += recomputed
         self.remade += remade
         failed, over = is_violation(record), over_budget(record, budget_bytes)
@@ -90,8 +90,9 @@ class Tally:
 
     def add(self, record: StepRecord) -> None:
         """Take a finished step."""
-        self._all.add(record, self._budget)
-        self._since.add(record, self._budget)
+        recomputed = num_recomputed(record.plan)
+        self._all.add(record, self._budget, recomputed)
+        self._since.add(record, self._budget, recomputed)
 
     def statistics(self) -> dict[str, float]:
         """Return the figures of the steps since the last call; see :meth:`Handle.statistics`."""

@@ -72,6 +72,7 @@ CONTRACTS = (
     "mimose.plan_parts",
     "mimose.plan_text",
     "mimose.menu",
+    "mimose.graph_bits",
     "mimose.eviction",
     "mimose.schedule",
     "mimose.costs",

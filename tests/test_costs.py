@@ -330,12 +330,35 @@ def test_fast_path_equals_general_path(
 ) -> None:
     count = len(chain.blocks)
     plan = Plan.recompute_each(count, data.draw(st.sets(st.integers(0, count - 1))))
-    shared = tuple(data.draw(st.integers(0, b.activation)) for b in chain.blocks)
-    profile, info = replace(profile_of(chain), shared=shared), info_of(chain)
+    shared, passed = (
+        tuple(data.draw(st.integers(0, b.activation)) for b in chain.blocks) for _ in range(2)
+    )
+    profile, info = replace(profile_of(chain), shared=shared, passed=passed), info_of(chain)
     situation = Situation(3, grads_resident=grads_resident)
     grown = None if grads_resident else grown_gradients(info, count)
     general = _Timeline(profile, grown).run(plan, situation, ())
     assert predict_peak(profile, plan, info, situation).bytes == general.bytes
+
+
+@pytest.mark.parametrize(("recomputed", "less"), [((), 70), ((0,), 70), ((1,), 0), ((2,), 70)])
+def test_what_a_kept_block_passes_on_is_in_the_next_ones_level(
+    recomputed: tuple[int, ...], less: int
+) -> None:
+    chain = uniform(3)
+    profile = replace(
+        profile_of(chain),
+        kept_peak=(0, 0, 10**6),
+        checkpoint_peak=(0, 0, 10**6),
+        passed=(50, 70, 90),
+    )
+    plan, info = Plan.recompute_each(3, recomputed), info_of(chain)
+    found, plain = (
+        predict_peak(p, plan, info, Situation(0)) for p in (profile, replace(profile, passed=()))
+    )
+    assert found.where == plain.where == "forward of block 2"
+    assert plain.bytes - found.bytes == less
+    general = _Timeline(profile, None).run(plan, Situation(0), ())
+    assert general.bytes == found.bytes
 
 
 @st.composite

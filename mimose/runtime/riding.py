@@ -137,14 +137,15 @@ class RidingCollector(Collector):
             sample.checkpointed = True
         outputs = new_storages((result, captured.added()), inputs)
         others = storages_of(wrapper.module, inputs).union(outputs)
+        casts = cast_sizes(wrapper.module, self._device.torch_device.type)
+        lasting: set[int] = set()
         if tracer is not None and ran and not wrapper.checkpoints:
             trace = self.traces[key] = tracer.finish(result)
-            others |= self._from_before(key, trace, saved)
-        sizes = [size for identity, (_, size) in saved.items() if identity not in others]
+            lasting = self._lasting(key, trace, saved, casts)
+        sizes = [size for identity, (_, size) in saved.items() if identity not in others | lasting]
         sample.saved_storages = tuple(sizes)
         sample.output_storages = tuple(outputs.values())
         sample.output = sum(round_up(size, ROUND) for size in outputs.values())
-        casts = cast_sizes(wrapper.module, self._device.torch_device.type)
         left = 0
         for reference, size in remaining(saved, others):
             if size in casts:
@@ -164,13 +165,16 @@ class RidingCollector(Collector):
         ledger.begin(OUTSIDE)
         return result
 
-    def _from_before(self, key: Key, trace: Trace, saved: Saved) -> set[int]:
-        """Return what a recomputed call saves that is there in any case: a table made once, say."""
+    def _lasting(self, key: Key, trace: Trace, saved: Saved, casts: Sequence[int]) -> set[int]:
+        """Return what a recomputed call saves that is there in any case: a table made once, say.
+
+        Copies of weights, of the sizes ``casts``, are there until autocast ends only.
+        """
         own = {storage for storage, pack in zip(self._packs[key], trace.packs) if pack.value >= 0}
         return {
             identity
-            for identity, (reference, _) in saved.items()
-            if identity not in own and not reference.expired()
+            for identity, (reference, size) in saved.items()
+            if not (identity in own or size in casts or reference.expired())
         }
 
     def let_go(self, key: Key, dropped: tuple[int, ...]) -> None:
@@ -235,6 +239,7 @@ class RidingCollector(Collector):
             sample = self._samples.get(key)
             peaks = [mark.peak_allocated for mark in marks if mark.peak_allocated is not None]
             if sample is not None and peaks:
+                sample.measuring_peak = max(peaks) - self._base
                 shown = max(peaks) - before.allocated
                 sample.kept_peak = max(shown, sample.activation + sample.output)
 

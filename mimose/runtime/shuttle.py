@@ -76,6 +76,7 @@ class Sample:
         "let_go",
         "level",
         "measured",
+        "measuring_peak",
         "output",
         "output_storages",
         "passed",
@@ -94,7 +95,7 @@ class Sample:
         self.passing: list[Returned] = []
         self.copies: list[tuple[StorageWeakRef, int]] = []
         self.copy_bytes = self.freed = self.freed_late = self.shared = 0
-        self.end = self.let_go = self.passed = 0
+        self.end = self.let_go = self.passed = self.measuring_peak = 0
         self.unsaved: dict[int, int] = {}
         # Of what passes what was there when the next block began; None if none did.
         self.held: frozenset[int] | None = None
@@ -110,7 +111,7 @@ class Sample:
             passes: As :attr:`BlockForward.passes`.
         """
         sizes = self.output_storages
-        gone = {place: held for place, held in passes if place < len(sizes)}
+        gone = dict(passes)
         taken = {place: round_up(sizes[place], ROUND) for place in gone}
         self.output -= sum(taken.values())
         self.activation += sum(taken.values())
@@ -138,6 +139,7 @@ class Sample:
 
     def finish(self, key: Key, block: int, ledger: Ledger, seconds: Counter[Any]) -> BlockSample:
         """Return the sample of a call, which is the block of this number."""
+        measuring = 0 if self.backward_peak is None else self.measuring_peak - self.backward_peak
         return BlockSample(
             block=block,
             level_bytes=self.level,
@@ -168,6 +170,7 @@ class Sample:
             shared_bytes=self.shared,
             let_go_bytes=self.let_go,
             passed_bytes=self.passed,
+            measuring_bytes=max(0, measuring),
         )
 
 
@@ -305,7 +308,8 @@ class Collector:
             rerun = None
         sample.kept = rerun is None
         if rerun is None:
-            sample.own(wrapper.passes)
+            places = {place for place, storage in enumerate(outputs) if storage in saved}
+            sample.own(one for one in wrapper.passes if one[0] in places)
         else:
             del result
             captured.drop()

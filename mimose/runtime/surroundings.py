@@ -115,9 +115,7 @@ class _Frame:
         ]
         # None where a tensor would live on here although the module has let go of it.
         self.prints = (
-            None
-            if tensors
-            else (AttributePrint(own.places, _STANDARD), Fingerprint(own.buffers))
+            None if tensors else (AttributePrint(own.places, _STANDARD), Fingerprint(own.buffers))
         )
         if not strong:
             for before, name, tensor in tensors:
@@ -289,7 +287,8 @@ class Surroundings:
             own = [m._parameters for m in self.modules]
             found = chain.from_iterable(map(dict.values, own))
             self.parameters = list(dict.fromkeys(p for p in found if p is not None))
-            tables += own
+            # A module's two lie close to each other in memory.
+            tables = [*chain.from_iterable(zip(tables, own))]
         self._print = Fingerprint(tables, apart=False)
         self._own = _Own(self.modules)
         self._frame = None

@@ -121,9 +121,7 @@ def candidates(graph: BlockGraph, traced: Sequence[Traced]) -> Candidates:
     weighed = len(table.sets)
     for value in ranked[MOST_TRIED:]:
         best = {p for s, t in zip(sizes, seconds) for p in table.worth(s, t)}
-        sets = [table.sets[p] for p in sorted(best)]
-        more = [tuple(sorted((*s, value))) for s in [(), *sets]]
-        table = _table(graph, [*sets, *more])
+        table = _with(graph, table.among(sorted(best)), value)
         weighed += len(table.sets)
     chosen: set[int] = set()
     for one in traced:
@@ -238,14 +236,13 @@ def _runs_of_all(graph: BlockGraph, values: Sequence[int], dropped: NDArray[np.b
     return runs
 
 
-def _table(graph: BlockGraph, sets: Sequence[tuple[int, ...]]) -> Candidates:
-    dropped = np.zeros((len(sets), graph.num_values))
-    for row, values in enumerate(sets):
-        dropped[row, list(values)] = 1.0
-    runs = np.zeros((len(sets), len(graph.operators)))
-    for row, values in enumerate(sets):
-        runs[row] = _runs(graph, values)
-    return _candidates(graph, tuple(sets), dropped, runs)
+def _with(graph: BlockGraph, table: Candidates, value: int) -> Candidates:
+    """Return the sets of a table, and each of them and the empty one with a value more."""
+    more = tuple(tuple(sorted((*s, value))) for s in ((), *table.sets))
+    dropped = np.vstack([table.dropped, np.zeros((1, graph.num_values)), table.dropped])
+    dropped[len(table.sets) :, value] = 1.0
+    runs = np.vstack([table.runs, *(_runs(graph, s) for s in more)])
+    return _candidates(graph, (*table.sets, *more), dropped, runs)
 
 
 def _candidates(

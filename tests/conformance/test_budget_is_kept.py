@@ -44,6 +44,7 @@ def test_random_lengths_at_one_budget(lab, bounds, report, enforce):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("enforce", [True, False], ids=["enforced", "free"])
 @pytest.mark.parametrize("share", THREE_BUDGETS)
 def test_a_thousand_random_lengths(lab, bounds, report, share, enforce):

@@ -45,6 +45,7 @@ def test_a_run_is_recorded_whole(tmp_path: Path) -> None:
     assert (parts <= steps["step_seconds"]).all()
     assert found.summary["num_ok"] == 6
     assert found.info["samples_per_second"] > 0
+    assert 0 < found.info["thread_seconds"] < 1.05 * found.info["wall_seconds"]
 
 
 def test_mimose_records_what_the_collector_saw(tmp_path: Path) -> None:

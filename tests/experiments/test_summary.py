@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mimose_bench.experiments import comparing, summary
+from mimose_bench.experiments import comparing, summary, tables
 from mimose_bench.experiments.reading import to_frame
 from mimose_bench.experiments.schema import STEPS, to_table
 
@@ -160,3 +160,19 @@ def test_times_on_different_devices_are_no_ratio():
     assert rows[1]["time_ratio"] is None
     assert isinstance(rows[1]["num_pairs"], int)
     assert not any(isinstance(value, pd.Series) for row in rows for value in row.values())
+
+
+def test_a_busy_machine_is_told_by_the_processors_time():
+    def run(took, used, label="measured on cpu"):
+        found = FakeRun(steps(), label)
+        found.summary["total_wait_seconds"] = 2.0
+        found.info |= {"wall_seconds": took, "thread_seconds": used}
+        return found
+
+    idle, slow = run(12.0, 9.8), run(12.0, 4.0)
+    assert comparing.slowed_by_others(slow) == 2.5
+    assert comparing.slowed_by_others(FakeRun(steps(), "measured on cpu")) is None  # An old record.
+    assert comparing.slowed_by_others(run(12.0, 4.0, "measured on cuda")) is None  # Which waits.
+    text = tables.comparison(comparing.compare([idle, slow]))
+    assert "the machine was busy: runs took 1.02 (p) to 2.50 (p) times" in text
+    assert "busy" not in tables.comparison(comparing.compare([idle, idle]))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +15,9 @@ from mimose.plan import Plan, Remade
 from mimose.planners.auto.choosing import _LEAST, _SLACK, InsideForecast, Offers, _Search
 from mimose.planners.auto.fits import Fit
 from mimose.planners.auto.traces import Traces
+from mimose.planners.mimose.storages import Packing
 from mimose.records import ModelInfo, Situation
+from mimose.solvers.packing import LARGE_SEGMENT
 
 
 @settings(max_examples=200, deadline=None)
@@ -118,3 +123,19 @@ def test_entries_keep_the_input_where_they_read_it(forecast):
     everything = sum(SAVED) - INPUT
     # Dropping the cast alone frees less than the norm's output does, and is no faster.
     assert menu.kept.tolist() == [0, everything - SAVED[NORM], everything]
+
+
+@pytest.mark.parametrize(("moment", "segments"), [(1 << 20, 0), (3 << 20, 1), (10 << 20, 0)])
+def test_what_is_there_for_a_moment_takes_a_segment(forecast, moment, segments):
+    """Where nothing else lies in one of its kind: then it is there in any case."""
+    inside = replace(forecast.inside[0], bytes=np.array([float(moment), 1536.0]))
+    told = replace(forecast, inside={0: inside}, packing=packing(1000))
+    found, plain = told.packed(Plan.keep_all(2)), packing(1000).pack(())
+    assert found.segments == replace(plain.segments, medium=segments)
+    assert found.waste_bytes == plain.waste_bytes + segments * LARGE_SEGMENT
+    beside = replace(told, packing=packing(2 << 20))
+    assert beside.packed(Plan.keep_all(2)) == packing(2 << 20).pack(())
+
+
+def packing(size):
+    return Packing([size], np.ones((2, 1), np.int64), np.zeros((2, 1), np.int64))

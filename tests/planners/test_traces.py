@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mimose.menu import BlockGraph, Operator, Traced
-from mimose.planners.auto.fits import Fit
+from mimose.planners.auto.fits import Fit, Tally
 from mimose.planners.auto.traces import Traces
 
 GRAPH = BlockGraph(
@@ -51,7 +51,9 @@ def test_a_graph_that_depends_on_the_size_is_left_alone_and_that_is_news():
     other = BlockGraph(GRAPH.operators, uses=(1, 1, 0))
     assert traces.alike()
     found = [Traced(block, other, (200, 100), (1.0, 1.0)) for block in (0, 1)]
-    assert traces.learn(found, (4, 200), warm_up=False) == 1  # They are alike: what is new counts once.
+    assert (
+        traces.learn(found, (4, 200), warm_up=False) == 1
+    )  # They are alike: what is new counts once.
     assert not traces.alike()
     assert traces.learn(found, (4, 200), warm_up=False) == 0
 
@@ -65,3 +67,22 @@ def test_steps_of_the_other_state_count_for_more_and_only_where_there_are_too_fe
     # The second block's own gradients, and those outside, may not have been there yet.
     np.testing.assert_array_equal(resident[0], np.array([-400, -500, 0, -300]) + 60)
     np.testing.assert_array_equal(resident[3], [-1600, -2000, 0, -1200])
+
+
+def test_candidates_stay_while_lengths_lie_between_those_seen():
+    def fitted(earlier, *lengths):
+        (alike,) = learned(*((x, True) for x in lengths)).alike()
+        tally = Tally()
+        fit = Fit(alike, earlier, tally)
+        return fit, fit.candidates, tally.take()
+
+    few, found, first = fitted(None, 100, 200, 300)
+    assert found.sets
+    _, between, less = fitted(few, 100, 200, 300, 250)
+    assert between is found
+    _, beyond, again = fitted(few, 100, 200, 300, 400)
+    assert beyond is not found
+    # Figures that are fitted, and sets that are weighed: at first, not at all, once more.
+    assert first.updates == less.updates == again.updates == 2 + 2 + 2
+    assert first.candidates == 3 * 6 + 4 * found.weighed
+    assert (less.candidates, again.candidates) == (4 * 6, 4 * 6 + beyond.weighed)

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import BertConfig, BertForQuestionAnswering
 
+from mimose.costs import Profile, predict_peak
 from mimose.devices.cpu import CpuDevice
 from mimose.plan import Plan, Region, Remade
 from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, to_row
-from mimose.records import Collected
+from mimose.records import Collected, ModelInfo, Situation
 from mimose.runtime import riding
 from mimose.runtime.blocks import find_blocks
 from mimose.runtime.executor import Executor
@@ -185,3 +187,100 @@ def test_the_peaks_within_a_blocks_backward_are_seen(cpu: CpuDevice) -> None:
         sample = samples[traced.block]
         assert sample.backward_peak_bytes is not None
         assert max(traced.levels) == sample.backward_peak_bytes - sample.level_bytes
+
+
+class Telling(nn.Module):
+    """Returns its weights, which its backward needs; reads a table made once; has a long tail."""
+
+    table: torch.Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.table is None:
+            self.table = torch.arange(x.shape[1]).repeat(x.shape[0], 1)[..., None].expand_as(x) * 1
+        weights = torch.softmax(self.inner(x), -1)
+        y = x + torch.tanh(torch.gather(weights, 2, self.table % 32) * weights)
+        return torch.cat([y] * 8, -1).unflatten(-1, (8, 32)).sum(-2), weights
+
+
+class Listening(nn.Module):
+    """Holds what a layer returns until the next one has returned, and lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Telling() for _ in range(BLOCKS)])
+        self.first = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            outputs = layer(x)
+            x = outputs[0]
+        del outputs
+        return x.square().mean()
+
+
+def heard(device: CpuDevice, *plans: Plan, ride: bool = True) -> list[dict[str, np.ndarray]]:
+    """Return the row of a step under each plan, and the peak of its allocated bytes."""
+    torch.manual_seed(0)
+    model = Listening()
+    device.adopt(model)
+    executor = Executor(model, device, find_blocks(model, ["layers.*"]))
+    batch = device.put(torch.randn(4, 64, 32))
+    rows = []
+    for plan in (plans[0], *plans):  # The first step makes the tables and all gradients.
+        model.zero_grad(set_to_none=False)
+        device.begin_step()
+        resident = device.allocated_bytes()
+        executor.begin(plan, collect=True, trace=ride)
+        model(batch).backward()
+        device.end_step()
+        found = executor.collected()
+        assert found is not None
+        peak = device.stats().step_peak_allocated - resident
+        rows.append(row_of(found, plan) | {"peak": np.array(peak)})
+    executor.detach()
+    return rows[1:]
+
+
+def profile_from(row: dict[str, np.ndarray]) -> Profile:
+    columns = {name: tuple(map(int, row[name])) for name in PER_BLOCK}
+    outside = dict(zip(OUTSIDE, map(int, row["outside"])))
+    return Profile(**columns, **outside, forward_seconds=(0.0,) * BLOCKS, optimizer_peak=0)
+
+
+EVERYTHING = Plan.recompute_each(BLOCKS)
+ALL = [Plan.recompute_each(BLOCKS, chosen) for chosen in ((), (0,), (1,), (0, 1), (2,), (0, 2))]
+
+
+def test_what_a_block_passes_on_counts_once(cpu: CpuDevice) -> None:
+    """Kept or recomputed, a block that returns what its backward needs shows the same."""
+    whole, *others = heard(cpu, EVERYTHING, *ALL)
+    weights = 4 * 64 * 32 * 4
+    assert whole["passed"].tolist() == [weights] * BLOCKS
+    info = ModelInfo(("a", "b", "c"), exact=True)
+    for plan, row in zip(ALL, others):
+        for name in ("activation", "output", "passed"):
+            assert row[name] == pytest.approx(whole[name], abs=NUMBER), name
+        assert row["level"] == pytest.approx(whole["level"], abs=BLOCKS * (STATE + NUMBER))
+        for seen in (whole, row):
+            ran_on = {
+                "measuring": seen["measuring"] * [b in plan.recomputed for b in range(BLOCKS)]
+            }
+            profile = profile_from(seen | ran_on).measured()
+            predicted = predict_peak(profile, plan, info, Situation(0)).bytes
+            assert predicted == pytest.approx(int(row["peak"]), abs=BLOCKS * (STATE + NUMBER))
+
+
+def test_a_run_to_the_end_is_no_part_of_what_recomputing_takes(cpu: CpuDevice) -> None:
+    shuttled, ridden = (heard(cpu, EVERYTHING, ride=ride)[0] for ride in (False, True))
+    assert ridden["backward_peak"] == pytest.approx(shuttled["backward_peak"], abs=NUMBER)
+    assert ridden["kept_peak"] == pytest.approx(shuttled["kept_peak"], abs=NUMBER)
+    assert not shuttled["measuring"].any()
+    assert ridden["measuring"].min() > 100_000
+    profile, info = profile_from(ridden), ModelInfo(("a", "b", "c"), exact=True)
+    predicted = predict_peak(profile.measured(), EVERYTHING, info, Situation(0)).bytes
+    assert predicted == pytest.approx(int(ridden["peak"]), abs=NUMBER)

@@ -69,8 +69,8 @@ IMAGES = [
             drop_path_rate=0.1,
         ),
         images,
-        exact=False,
-        note="cause not found",
+        tries=True,
+        note="first tries",
     ),
     Case("DINOv2", _image("Dinov2ForImageClassification", "Dinov2Config", mlp_ratio=2), images),
     Case(
@@ -264,7 +264,7 @@ SCENES = [
         detr,
         scenes,
         exact=False,
-        note="random state",
+        note="held inputs",
     ),
     Case(
         "YOLOS",
@@ -275,8 +275,6 @@ SCENES = [
             num_detection_tokens=10,
         ),
         scenes,
-        exact=False,
-        note="cause not found",
     ),
     Case(
         "SegFormer, semantic",

@@ -34,15 +34,11 @@ class CarefulEstimator(Estimator):
         varying = int((self._extents[:, 1:] != self._extents[0, 1:]).any(axis=0).sum())
         self._judges = varying == 1 and self.num_shapes >= _ENOUGH_SHAPES
         self._inverse = np.linalg.pinv(self._design)
-        self._leverages: dict[Size, float] = {}
 
     def leverage(self, size: Size) -> float:
         """Return how many times as large the samples' errors are at a size."""
-        found = self._leverages.get(size)
-        if found is None:
-            row = np.array(self._features.row(size)) @ self._inverse
-            found = self._leverages[size] = float(np.sqrt(row @ row))
-        return found
+        row = np.array(self._features.row(size)) @ self._inverse
+        return float(np.sqrt(row @ row))
 
     def covers(self, size: Size, slack: int = 0) -> bool:
         """Whether predictions for a size are good; see :meth:`Estimator.covers`."""

@@ -17,6 +17,7 @@ from mimose.solvers.menu import Candidates, Vector, candidates, rows_of
 
 _MOST_SIZES = 5
 """At so many of the sizes seen is looked for what is worth dropping."""
+_ENOUGH_SIZES = 3
 _MOST_COURSES = 4096
 _NEW_SETS = 4
 """To weigh a set takes so many times as long where it is not known yet what it takes."""
@@ -88,19 +89,52 @@ class Insides(Mapping[int, Inside]):
         return len(self._found)
 
 
+class Tally:
+    """Counts what fitting takes.
+
+    A column that is fitted counts as an update; each of its figures, and each set of values that is
+    weighed, takes about as long as a candidate.
+    """
+
+    __slots__ = ("_candidates", "_updates")
+
+    def __init__(self) -> None:
+        self._candidates = self._updates = 0
+
+    def fitted(self, columns: int, sizes: int) -> None:
+        """Count a fit of so many columns to so many sizes."""
+        self._updates += columns
+        self._candidates += columns * sizes
+
+    def weighed(self, sets: int) -> None:
+        """Count sets of values."""
+        self._candidates += sets
+
+    def take(self) -> Work | None:
+        """Return what was counted since this was last asked; None if nothing was."""
+        if not (self._updates or self._candidates):
+            return None
+        work = Work(candidates=self._candidates, updates=self._updates)
+        self._candidates = self._updates = 0
+        return work
+
+
 class Fit:
     """Polynomials for blocks that are alike.
 
     Args:
         alike: The blocks. Times of at least one size are known.
-        new: Whether blocks of this graph are fitted for the first time.
+        earlier: The last fit to the same blocks, if there was one.
+        tally: Counts the work.
 
     Attributes:
         blocks: Their numbers.
         graph: Their graph.
     """
 
-    def __init__(self, alike: Alike, *, new: bool = True) -> None:
+    def __init__(
+        self, alike: Alike, earlier: Fit | None = None, tally: Tally | None = None
+    ) -> None:
         self.blocks = alike.blocks
         self.graph: BlockGraph = alike.graph
         self._features = Features(alike.sizes, alike.bytes)
@@ -112,32 +146,44 @@ class Fit:
         self._seconds = np.zeros((design.shape[1], times.shape[1]))
         self._seconds[columns] = np.linalg.lstsq(rows[:, columns], times, rcond=None)[0]
         self._levels = [_Levels.fitted(alike.sizes, levels) for levels in alike.levels]
-        self._sizes = alike.sizes
-        self._figures = alike.bytes.size + alike.seconds.size + alike.levels[0].size
-        self._price, self._weighed = _NEW_SETS if new else 1, 0
+        self._shown = _spread(alike.sizes)
+        self._tally = tally or Tally()
+        num_columns = alike.bytes.shape[1] + times.shape[1] + len(self.graph.uses)
+        self._tally.fitted(num_columns, len(alike.sizes))
+        same = earlier if earlier is not None and earlier.graph == self.graph else None
+        self._is_new: bool = same is None or (same._is_new and not same._has_candidates)
+        if same is not None and same._serves(self._shown):
+            # What is worth dropping at the smallest and the largest is so in between.
+            self._shown = same._shown
+            derived = ("candidates", "places", "courses")
+            self.__dict__.update({k: same.__dict__[k] for k in derived if k in same.__dict__})
+
+    def _serves(self, shown: list[Size]) -> bool:
+        """Whether this fit's candidates are good for sizes of which these are a few."""
+        own = self._shown
+        enough = self._has_candidates and len(own) >= _ENOUGH_SIZES
+        return enough and (own[0], own[-1]) == (shown[0], shown[-1])
+
+    @property
+    def _has_candidates(self) -> bool:
+        return "candidates" in self.__dict__
 
     @cached_property
     def candidates(self) -> Candidates:
         """The sets of values that are worth dropping at any of the sizes seen."""
         traced = []
-        for size in _spread(self._sizes):
+        for size in self._shown:
             inside = self.at(size)
             sizes = tuple(int(x) for x in inside.bytes)
             traced.append(Traced(self.blocks[0], self.graph, sizes, tuple(inside.seconds.tolist())))
         found = candidates(self.graph, traced)
-        self._weighed = found.weighed * self._price
+        self._tally.weighed(found.weighed * (_NEW_SETS if self._is_new else 1))
         return found
 
     @cached_property
     def places(self) -> dict[tuple[int, ...], int]:
         """The place of each of them."""
         return {dropped: place for place, dropped in enumerate(self.candidates.sets)}
-
-    def done(self) -> Work:
-        """Return what was done since this was last asked: the figures fitted, the sets weighed."""
-        done = Work(candidates=self._weighed, updates=self._figures)
-        self._figures = self._weighed = 0
-        return done
 
     def holds(self, dropped: tuple[int, ...]) -> bool:
         """Whether making some values again takes inputs that the blocks do not save."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -14,7 +13,7 @@ from mimose.planners.auto.choosing import InsideForecast
 from mimose.planners.auto.estimator import CarefulEstimator
 from mimose.planners.auto.fits import Insides
 from mimose.planners.auto.fitted import Fitted
-from mimose.planners.auto.knowledge import InsideKnowledge, Whole
+from mimose.planners.auto.knowledge import InsideKnowledge
 from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.forecast import Forecast
 from mimose.planners.mimose.knowledge import Knowledge
@@ -23,7 +22,7 @@ from mimose.planners.mimose.reserve import Reserve
 from mimose.planners.mimose.scheduler import Scheduled
 from mimose.planners.mimose.storages import Packed
 from mimose.planners.options import switch
-from mimose.records import NO_WORK, Decision, ModelInfo, Situation, Size, StepRecord, Work
+from mimose.records import Decision, ModelInfo, Situation, Size, StepRecord, Work
 from mimose.solvers.packing import LARGE_SEGMENT
 
 _ENOUGH_SHAPES = 3
@@ -86,7 +85,8 @@ class Auto(Mimose):
         """
         decision = super().plan(size, situation)
         known = self._known.get(situation.signature)
-        if isinstance(known, InsideKnowledge) and (work := known.done()) != NO_WORK:
+        work = known.tally.take() if isinstance(known, InsideKnowledge) else None
+        if work is not None:
             decision = replace(decision, work=decision.work + work)
         return replace(decision, trace=True) if decision.collect else decision
 
@@ -142,68 +142,28 @@ class Auto(Mimose):
         """Return a plan for a sheltered step that keeps what surely fits, by the samples so far."""
         assert isinstance(estimator, CarefulEstimator), "knowledge of the inside has no others"
         known = self._known[situation.signature]
+
+        def forecast_at(size: Size) -> InsideForecast:
+            return self._forecast(size, known, estimator)
+
+        resident = situation.resident_bytes
+        room = reserve.budget_bytes - reserve.margin_bytes - resident
         if estimator.reaches(size):
-            bound = self._forecast(size, known, estimator)
-            off = estimator.doubt(size)
+            bound = forecast_at(size)
+            room -= estimator.doubt(size)
         else:
-            bound = bound_of(size, estimator, lambda s: self._forecast(s, known, estimator))
-            off = int((1.0 - _SURE) * reserve.budget_bytes)
+            bound = bound_of(size, estimator, forecast_at)
+            room -= int((1.0 - _SURE) * reserve.budget_bytes)
+        # The first tensor beyond a mebibyte takes a segment, which no smaller one may lie in; one
+        # that is there for a moment only is in no sample's list.
+        room -= LARGE_SEGMENT
         bound = replace(bound, packing=estimator.packing(size))
-        allowed = self._allowed(situation, reserve, off)
+        allowed = resident + int(room / (1.0 + self._drift.inflation))
         # What is sent to the host is gone only when it has been copied, which is measured as there.
         info = replace(self.info, copy_bandwidth=None)
         found = choosing.choose(bound, info, situation, allowed, self._candidates)
         fits = found.peak.bytes + found.packed.waste_bytes <= allowed
         return found if fits else None
-
-    def _allowed(self, situation: Situation, reserve: Reserve, off: int) -> int:
-        """Return what a step may be predicted to take if that may be off by so many bytes."""
-        resident = situation.resident_bytes
-        # The first tensor beyond a mebibyte takes a segment, which no smaller one may lie in; one
-        # that is there for a moment only is in no sample's list.
-        room = reserve.budget_bytes - reserve.margin_bytes - resident - off - LARGE_SEGMENT
-        return resident + int(room / (1.0 + self._drift.inflation))
-
-    def _respond(
-        self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
-    ) -> Decision:
-        kept = self._keep_surely(size, situation, known, reserve, started)
-        return super()._respond(size, situation, known, reserve, started) if kept is None else kept
-
-    def _keep_surely(
-        self, size: Size, situation: Situation, known: Knowledge, reserve: Reserve, started: float
-    ) -> Decision | None:
-        """Return the decision to keep all at a size far from the samples, if that surely fits.
-
-        To measure it would change no plan. None where it might, or where samples are near.
-        """
-        assert isinstance(known, InsideKnowledge), "it was made here"
-        estimator = known.estimator(situation.grads_resident, self.info)
-        assert isinstance(estimator, CarefulEstimator), "knowledge of the inside has no others"
-        if estimator.covers(size, self._step_of(size) - 1) or not estimator.reaches(size):
-            return None
-        key = size, situation.grads_resident, situation.optimizer_ready
-        whole, work, predicted = known.wholes.get(key), Work(lookups=1), None
-        hit = whole is not None
-        if whole is None:
-            if not known.is_sure_of(situation.grads_resident):
-                return None
-            count = self.info.num_blocks
-            forecast = self._forecast(size, known, estimator)
-            forecast = replace(forecast, packing=estimator.packing(size))
-            predicted = time.perf_counter()
-            plan = Plan.keep_all(count)
-            step_bytes = forecast.step_bytes(plan, self.info, situation)
-            whole = Whole(plan, step_bytes, forecast.packed(plan), estimator.doubt(size))
-            known.wholes[key] = whole
-            work = Work(lookups=1, estimates=count, candidates=count)
-        peak = situation.resident_bytes + whole.step_bytes
-        if peak + whole.packed.waste_bytes > self._allowed(situation, reserve, whole.doubt):
-            return None
-        decision = Decision(whole.plan, "responsive", predicted_peak_bytes=peak, cache_hit=hit)
-        return self._go_ahead(
-            decision, size, whole.packed, situation, reserve, started, predicted, work
-        )
 
     def _step_of(self, size: Size) -> int:
         # A batch of short sequences grows by much from one length to the next, and has few of them.

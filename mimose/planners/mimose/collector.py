@@ -33,6 +33,7 @@ PER_BLOCK = (
     "freed",
     "shared",
     "passed",
+    "measuring",
     "backward_peak",
 )
 """Columns of a row, a run of one entry a block for each; ``OUTSIDE`` follows."""
@@ -166,6 +167,7 @@ def _columns(sample: BlockSample, shift: int, later: int) -> tuple[int, ...]:
         early + late,
         sample.shared_bytes,
         sample.passed_bytes,
+        sample.measuring_bytes,
         # Without a gradient there is no backward, which costs no more than being there.
         sample.level_bytes + shift if backward is None else backward + later,
     )

@@ -41,6 +41,8 @@ class Estimator:
 
     Attributes:
         grads_resident: The same.
+        places: For the planner to note, by size and what its lengths are rounded up to multiples
+            of, whether the samples cover it, what it rounds up to and whether it is below them.
         fitted_range: The least and the greatest size of the samples, extent by extent.
         num_shapes: How many distinct sizes, the batch left out, the samples have.
         determined: Whether there are samples enough that the fit can be wrong about them. One that
@@ -59,6 +61,7 @@ class Estimator:
         packed: bool = True,
     ) -> None:
         self.grads_resident = grads_resident
+        self.places: dict[tuple[Size, int], tuple[bool, Size, bool]] = {}
         sizes = [s.size for s in samples]
         self._num_blocks = num_blocks
         self._optimizer = (optimizer_peak, optimizer_state)
@@ -163,7 +166,7 @@ class Estimator:
             name: tuple(numbers[i * count : (i + 1) * count]) for i, name in enumerate(PER_BLOCK)
         }
         columns.update(zip(OUTSIDE, numbers[len(PER_BLOCK) * count :]))
-        for name in ("shared", "passed"):
+        for name in ("shared", "passed", "measuring"):
             if not any(columns[name]):
                 columns[name] = ()
         if not any(columns["freed"]):

@@ -18,7 +18,7 @@ from mimose.records import ModelInfo, Size, StepRecord
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-ENOUGH_SHAPES = 3
+_ENOUGH_SHAPES = 3
 _UNKNOWN_STATES_PER_GRADIENT = 2  # Adam's two moments.
 
 
@@ -158,7 +158,7 @@ class Knowledge:
     def _suffice(self, same: list[Sample], all_samples: list[Sample]) -> bool:
         """Whether samples of one gradient state are enough without the others."""
         shapes = len({s.size[1:] for s in all_samples})
-        return len({s.size[1:] for s in same}) >= min(ENOUGH_SHAPES, shapes)
+        return len({s.size[1:] for s in same}) >= min(_ENOUGH_SHAPES, shapes)
 
     def _off(self, grown: tuple[int, ...], *, most: bool) -> Row:
         count = len(self.block_names)
@@ -231,6 +231,7 @@ def _fixed(info: ModelInfo, num_blocks: int, casts: bool) -> Row | None:
         "freed": np.zeros(num_blocks),
         "shared": np.zeros(num_blocks),
         "passed": np.zeros(num_blocks),
+        "measuring": np.zeros(num_blocks),
         "backward_peak": np.repeat(backward, num_blocks),
     }
     outside = np.array([others * casts, others * casts + copies.sum(), backward, backward])

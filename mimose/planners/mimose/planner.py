@@ -277,7 +277,7 @@ class Mimose(Bound):
             and record.outcome == "ok"
             and record.peak_exact
             and record.peak_allocated_bytes is not None
-            and record.plan == pending.plan
+            and (record.plan is pending.plan or record.plan == pending.plan)
         ):
             resident = record.situation.resident_bytes
             measured = record.peak_allocated_bytes - resident
@@ -407,43 +407,16 @@ class Mimose(Bound):
             if less is not None:
                 plan, packed = less.plan, less.packed
                 step_bytes = less.peak.bytes - resident
-        work += Work(estimates=info.num_blocks, candidates=info.num_blocks)
+                peak = resident + self._inflated(step_bytes)
         decision = Decision(
             plan,
             "sheltered" if collect else "responsive",
             collect=collect,
             predicted_peak_bytes=resident + step_bytes,
         )
-        return self._go_ahead(decision, size, packed, situation, reserve, started, predicted, work)
-
-    def _go_ahead(
-        self,
-        decision: Decision,
-        size: Size,
-        packed: Packed,
-        situation: Situation,
-        reserve: Reserve,
-        started: float,
-        predicted: float | None,
-        work: Work,
-    ) -> Decision:
-        """Complete a decision for a size that is too far from the samples for a plan to be cached.
-
-        Args:
-            decision: The decision so far.
-            size: The step's size.
-            packed: How the plan's tensors lie in segments.
-            situation: The state at the start of the step.
-            reserve: What the budget and the margin are.
-            started: When deciding began.
-            predicted: When estimating ended, if there was any.
-            work: What deciding took, counted.
-        """
-        assert isinstance(decision.plan, Plan)
-        assert decision.predicted_peak_bytes is not None
-        step_bytes = decision.predicted_peak_bytes - situation.resident_bytes
-        need = _need(situation.resident_bytes + self._inflated(step_bytes), packed)
-        self._pending = _Pending(decision.plan, step_bytes, need, exact_size=False)
+        need = _need(peak, packed)
+        self._pending = _Pending(plan, step_bytes, need, exact_size=False)
+        work += Work(estimates=info.num_blocks, candidates=info.num_blocks)
         return self._decide(decision, size, need, situation, reserve, started, predicted, work)
 
     def _with_less(
@@ -459,7 +432,7 @@ class Mimose(Bound):
         self, size: Size, situation: Situation, estimator: Estimator, plan: Plan
     ) -> tuple[int, Packed]:
         """Return a sheltered step's peak above the resident bytes, and how its tensors lie."""
-        profile = estimator.predict(estimator.clip(size))
+        profile = estimator.predict(estimator.clip(size)).measured()
         forecast = Forecast(profile, estimator.packing(size))
         step_bytes = forecast.step_bytes(plan, self.info, situation)
         # The collector runs each block's forward once with its activations kept.
@@ -471,16 +444,20 @@ class Mimose(Bound):
     ) -> Decision:
         estimator = known.estimator(situation.grads_resident, self.info)
         step = self._step_of(size)
-        if not estimator.covers(size, step - 1):
+        place = estimator.places.get((size, step))
+        if place is None:
+            covered = estimator.covers(size, step - 1)
+            below = covered and size[1:] != estimator.clip(size)[1:]
+            place = estimator.places[size, step] = covered, round_up(size, step), below
+        covered, key, below = place
+        if not covered:
             return self._shelter(size, situation, known, reserve, started)
-        key = round_up(size, step)
         entry = known.plans.get(key)
         predicted = None
         work = _LOOKUP
         earlier = known.earlier.pop(key, None) if entry is None else None
         terms = self._terms(reserve)
         hit = entry is not None and terms.hold(entry, situation)
-        below = size[1:] != estimator.clip(size)[1:]
         if entry is None or not hit:
             low = least_of(key, step)
             sizes = [estimator.clip(key), low, *([key] if below else [])]
