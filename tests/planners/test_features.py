@@ -7,13 +7,15 @@ import pytest
 
 from mimose.plan import Plan
 from mimose.planners.mimose.cache import least_of, round_up
-from mimose.planners.mimose.collector import Sample, tensor_bytes, to_row
+from mimose.planners.mimose.collector import OUTSIDE, PER_BLOCK, Sample, tensor_bytes, to_row
 from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.features import Features
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.records import NO_AUTOCAST, BlockSample
 
 MIB = 1 << 20
+COLUMNS = (*PER_BLOCK, *OUTSIDE)
+KEPT = ("activation", "kept_peak", "forward_activation", "backward_peak")
 # Swin's areas in pixels for sides of 256 to 448: the image's, then each stage's in whole windows.
 WINDOWS = [
     (65536, 78400, 78400, 112896, 200704),
@@ -32,7 +34,7 @@ def fit(rows, sizes, seconds=None, **options):
         Sample(
             size,
             True,
-            np.array([kept, 0, 0, kept, 0, kept, 0, 0, kept, 0, 0, 0, 0], np.float64),
+            np.array([kept if column in KEPT else 0 for column in COLUMNS], np.float64),
             np.array([np.nan if seconds is None else seconds[i]], np.float64),
         )
         for i, (size, kept) in enumerate(zip(sizes, rows, strict=True))
@@ -108,7 +110,7 @@ def test_a_smaller_batch_of_a_constant_extent_is_bounded(batch):
     rows = [kept(s) for s in sizes]
     size = (batch, 80, 512)
     unbounded = fit(rows, sizes).predict(size).activation[0]
-    bounded = fit(rows, sizes, fixed=np.full(13, 5e6)).predict(size).activation[0]
+    bounded = fit(rows, sizes, fixed=np.full(len(COLUMNS), 5e6)).predict(size).activation[0]
     assert kept(size) - 1 <= bounded <= kept(size) + 2_000_001
     assert bounded < unbounded
 
