@@ -26,7 +26,6 @@ from zoo_conformance import (  # noqa: E402
     EXACT,
     PLANNERS,
     RESPONSIVE,
-    TRIED,
     Case,
     Outcome,
     quietly,
@@ -81,9 +80,6 @@ found. All of these shrink as models grow:
   over. If the layer is kept, they are counted twice until the model's forward is over.
 - **held inputs**: the first layer's input, and what all layers take, count as held until the
   model's forward is over; here they are gone as soon as the layers are.
-- **first tries**: before a value is let go for the first time it is made again beside the one that
-  is still there. In one of the last layers that may take more than the rest of the step: up to
-  {tried:.0%} more than was predicted in some runs of `auto`, whose plans go by measured times.
 - **random state**: a recomputed block saves the generator's, 5 KB, which is memory of the device on
   the cpu only. It is counted for kept blocks, too, and shows in models of a few MB.
 - **scratch memory** of a block's forward that only its largest sizes need: what is the larger of
@@ -195,7 +191,7 @@ def main() -> None:
         responsive=RESPONSIVE,
         summary=summary(outcomes),
         table=table,
-        notes=NOTES.format(exact=EXACT, tried=TRIED),
+        notes=NOTES.format(exact=EXACT),
     )
     options.out.write_text(page, encoding="utf-8")
 

@@ -112,7 +112,7 @@ class Run:
         self._remaker = remaker
         self._remade = {remade.block: remade for remade in plan.remade}
         if remaker is not None:
-            remaker.offloads.begin()
+            remaker.begin(plan.remade)
         self._scheduled = scheduled
         self._keys = tuple(keys)
         self._wrappers = {number: wrappers[index] for number, (index, _) in enumerate(keys)}

@@ -25,8 +25,6 @@ PLANNERS = ("auto", "mimose")
 RESPONSIVE = 6
 EXACT = 0.01
 """A prediction is off by less than this share of the measured peak."""
-TRIED = 0.05
-"""It is too low by less than this where a value is tried for the first time in a late block."""
 Batch = dict[str, Any]
 
 
@@ -44,7 +42,6 @@ class Case:
         sheltered: Number of sheltered steps: more where a size has more extents.
         exact: Whether predictions are expected to be off by less than the bound; where they are
             not, ``note`` says why.
-        tries: Whether the trial of a value may take more than its step was predicted to.
         quick: Whether it is one of the few that always run.
         note: What is special about it.
     """
@@ -57,7 +54,6 @@ class Case:
     blocks: tuple[str, ...] | None = None
     sheltered: int = 4
     exact: bool = True
-    tries: bool = False
     quick: bool = False
     note: str = ""
 

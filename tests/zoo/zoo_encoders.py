@@ -26,8 +26,7 @@ ENCODERS = [
         ),
         questions,
         quick=True,
-        tries=True,
-        note="no checkpointing of its own; first tries",
+        note="no checkpointing of its own",
     ),
     Case(
         "ALBERT",

@@ -69,8 +69,6 @@ IMAGES = [
             drop_path_rate=0.1,
         ),
         images,
-        tries=True,
-        note="first tries",
     ),
     Case("DINOv2", _image("Dinov2ForImageClassification", "Dinov2Config", mlp_ratio=2), images),
     Case(

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
+from mimose.menu import BlockGraph
 from mimose.runtime.remaking.recipes import Choice, as_shape, run
-from mimose.runtime.remaking.saving import Saving, Taken
+from mimose.runtime.remaking.saving import Saving, Taken, unchanged
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EVERY = 16
 """Of so many calls of a block with one graph one tries a value again."""
+_MOST_IN_VAIN = 256
+"""Values in a row for which there was no room, before none is tried ahead of its plan."""
 _PATIENCE = 4
 """After so many times as many it does even where that takes more than the step was to."""
 _STALE = (
@@ -43,13 +46,15 @@ class Proofs:
         has_room: Whether so many bytes may be taken for a moment.
     """
 
-    __slots__ = ("_bad", "_calls", "_good", "_has_room", "_kind", "_warned")
+    __slots__ = ("_bad", "_calls", "_good", "_has_room", "_in_vain", "_kind", "_warned")
 
     def __init__(self, kind: str, has_room: Callable[[int], bool]) -> None:
         self._kind = kind
         self._has_room = has_room
         self._good: dict[str, set[int]] = defaultdict(set)
         self._bad: dict[str, set[int]] = defaultdict(set)
+        # For how many values since the last try there was no room.
+        self._in_vain: dict[str, int] = defaultdict(int)
         # How often one was tried again, and how many calls there were since.
         self._calls: dict[tuple[str, str], tuple[int, int]] = {}
         self._warned = False
@@ -76,9 +81,41 @@ class Proofs:
         for value in choice.dropped - good:
             # From the others, which are there, too: each is tried by itself, in the least room.
             same = _comes_out(choice, value, saving, taken, choice.dropped - {value})
-            if same is not None:
-                (good if same else self._bad[digest]).add(value)
+            self._settle(digest, value, same)
         return not self.fail(choice)
+
+    def untried(self, graph: BlockGraph, dropped: frozenset[int]) -> list[int]:
+        """Return what of a graph could be dropped besides ``dropped`` and was not tried."""
+        digest = graph.digest
+        if self._kind == "meta" or self._in_vain.get(digest, 0) >= _MOST_IN_VAIN:
+            return []
+        tried = dropped.union(self._good.get(digest, ()), self._bad.get(digest, ()))
+        values = [value for value in graph.droppable() if value not in tried]
+        if not values:
+            self._in_vain[digest] = _MOST_IN_VAIN  # All is known: do not ask again.
+        return values
+
+    def try_ahead(self, choices: Iterable[Choice], saving: Saving, taken: Taken) -> None:
+        """Try single values before a plan asks for them, where there is room.
+
+        Args:
+            choices: One for each value.
+            saving: What a call that has just run has saved.
+            taken: What was there before the call.
+        """
+        for choice in choices:
+            digest, (value,) = choice.trace.graph.digest, choice.dropped
+            self._in_vain[digest] += 1
+            there = {given: taken[given] for given in choice.given if given in taken}
+            if len(there) < len(choice.given) or not unchanged(there):
+                continue
+            if self._has_room(_bytes(choice, value)):
+                self._settle(digest, value, _comes_out(choice, value, saving, there))
+
+    def _settle(self, digest: str, value: int, same: bool | None) -> None:
+        if same is not None:
+            (self._good if same else self._bad)[digest].add(value)
+            self._in_vain[digest] = 0
 
     def _audit(self, choice: Choice, saving: Saving, taken: Taken) -> bool:
         """Try one value again, in turn, at some calls; returns whether all is well."""
@@ -110,8 +147,13 @@ class Proofs:
 def _bytes(choice: Choice, value: int) -> int:
     """Return what trying a value out takes at most."""
     sizes = choice.trace.bytes
-    steps = choice.program(value, frozenset()).steps
-    return sum(sizes[made] for step in steps for _, made, _ in step.outputs)
+    there = most = 0
+    program = choice.program(value, frozenset())
+    for step, released in zip(program.steps, program.releases):
+        there += sum(sizes[made] for _, made, _ in step.outputs)
+        most = max(most, there)
+        there -= sum(sizes[gone] for gone in released)
+    return most
 
 
 def _comes_out(

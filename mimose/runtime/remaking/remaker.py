@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,8 @@ _MOST_TRACES = 128
 _MOST_STRAYS = 3
 """Calls that save something else than their trace says, before a block is left alone."""
 _MOST_TRANSLATIONS = 1024
+_MOST_TRIES = 8
+"""Values of a call that are tried before a plan asks for them."""
 _MOST_CHANGES = 8
 """Calls in a row, each with settings never seen before, before a block is left alone."""
 
@@ -89,6 +92,14 @@ class Remaker:
         self._strayed: Counter[Key] = Counter()
         self._graphs: dict[str, BlockGraph] = {}
         self._translations: dict[tuple[Remade, str], Remade | None] = {}
+        self._planned: dict[str, set[int]] = {}
+
+    def begin(self, planned: Iterable[Remade]) -> None:
+        """Begin a step in which a plan drops these."""
+        self.offloads.begin()
+        self._planned = {}
+        for remade in planned:
+            self._planned.setdefault(remade.graph, set()).update(remade.dropped)
 
     def look(
         self,
@@ -139,6 +150,8 @@ class Remaker:
         done, choice = chosen
         # Before the call: it may put another buffer in the place of one that it has read.
         taken = take(choice.given, looked.leaves, trace.layouts)
+        ahead = self._ahead(choice)
+        there = take({g for one in ahead for g in one.given}, looked.leaves, trace.layouts)
         saving = Saving(wrapper.name)
         with saving.hooks():
             result = wrapper.inner(*args, **kwargs)
@@ -152,6 +165,8 @@ class Remaker:
             self._strayed[looked.key] += 1
             del self._traces[looked.key][looked.signature]
             return result, None
+        if there is not None:
+            self._proofs.try_ahead(ahead, saving, there)
         saving.drop(choice, taken, self.offloads)
         return result, done
 
@@ -195,6 +210,7 @@ class Remaker:
         if not unchanged(taken) or not self._proofs.hold(choice, saving, taken):
             self.strays += 1
             return None
+        self._proofs.try_ahead(self._ahead(choice), saving, everything)
         saving.drop(choice, taken, self.offloads)
         return done
 
@@ -224,6 +240,20 @@ class Remaker:
         if trace is not None and known is not None:
             known.move_to_end(looked.signature)
         return trace
+
+    def _ahead(self, choice: Choice) -> list[Choice]:
+        """Return what else of a call's graph is to be tried, one value each.
+
+        First what later calls of the step drop: early in a step there is more room than there. Then
+        what a later step may.
+        """
+        trace = choice.trace
+        values = self._proofs.untried(trace.graph, choice.dropped)
+        if not values:
+            return []
+        planned = self._planned.get(trace.graph.digest, ())
+        values.sort(key=lambda value: (value not in planned, value))
+        return [self._choice(trace, Remade(0, (value,))) for value in values[:_MOST_TRIES]]
 
     def _choice(self, trace: Trace, remade: Remade) -> Choice:
         # The choice holds the trace, and so keeps its identity from being another one's.

@@ -15,6 +15,7 @@ from dropping import Dropping, both
 from torch import nn
 from torch.nn import functional
 
+from mimose.plan import Remade
 from mimose.runtime.remaking.settings import Settings
 from mimose.runtime.remaking.survey import MOST_PLACES
 
@@ -394,6 +395,32 @@ def test_what_is_right_is_tried_again_and_stays():
 
 def tried(dropping: Dropping) -> int:
     return sum(turns for turns, _ in dropping.remaker._proofs._calls.values())
+
+
+def one_value(trace: Any) -> tuple[int, ...]:
+    return trace.graph.droppable()[:1]
+
+
+@pytest.mark.parametrize(("peak", "ahead"), [(0, False), (1 << 40, True)])
+def test_what_a_later_plan_may_drop_is_tried_before_where_there_is_room(peak, ahead):
+    dropping = Dropping(Block(), one_value)
+    dropping.remaker.expected_peak = peak
+    for step in range(2):
+        dropping(*inputs(step)[0]).sum().backward()
+    graph = dropping.trace.graph
+    assert len(graph.droppable()) > 1
+    known = dropping.remaker._proofs._good[graph.digest]
+    assert known == set(graph.droppable() if ahead else one_value(dropping.trace))
+
+
+def test_what_later_blocks_drop_is_tried_first():
+    dropping = Dropping(Block(), one_value)
+    dropping(*inputs(0)[0]).sum().backward()
+    graph = dropping.trace.graph
+    *_, last = graph.droppable()
+    dropping.remaker.begin([Remade(3, (last,), (), graph.digest)])
+    choice = dropping.remaker._choice(dropping.trace, Remade(0, one_value(dropping.trace)))
+    assert next(iter(dropping.remaker._ahead(choice))).dropped == {last}
 
 
 @pytest.mark.parametrize(("peak", "expected"), [(0, 0), (1 << 40, 2)])
