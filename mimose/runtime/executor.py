@@ -370,7 +370,7 @@ class Executor:
             with self._caches_off(), recorder or nullcontext():
                 output = inner(*args, **kwargs)
             if collect and self._collector is not None:
-                self._collector.leave()
+                self._collector.leave(output)
             output = run.finish(output)
         except FlowChanged:
             self._forget_flows()

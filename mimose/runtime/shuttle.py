@@ -209,7 +209,7 @@ class Collector:
         self._segment_start = 0
         self._open: Key | None = None
         self._arrived_at: set[Key] = set()
-        self._closed = False
+        self._closed = self._begun = False
         self._left_behind = self._largest_activation = 0
 
     def close(self) -> None:
@@ -389,10 +389,33 @@ class Collector:
                 0 if sample is None else sample.unsaved.get(place, 0) for sample, place in samples
             )
 
-    def leave(self) -> None:
-        """Note that the model's forward pass is over."""
-        if not (self._closed or self._arrived_at or self._last is None):
-            self._loss_peak = peak_of(self._levels.mark()) - self._base
+    def leave(self, output: Any) -> None:
+        """Note that the model's forward pass is over, and what it returns.
+
+        Autocast still has the copies of weights that recomputed blocks have left to it. Blocks that
+        are kept have saved them, and have them no second time. So where all that follows takes less
+        than there is now, what it takes is looked for once backward begins.
+        """
+        if self._closed or self._arrived_at or self._last is None:
+            return
+        mark = self._levels.mark()
+        self._loss_peak = peak_of(mark) - self._base
+        if mark.peak_allocated is None or not any(
+            not reference.expired() for s in self._samples.values() for reference, _ in s.copies
+        ):
+            return
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._begin_backward, mark.allocated))
+
+    def _begin_backward(self, left: int, gradient: torch.Tensor) -> None:
+        """Note that backward begins; ``left`` bytes were allocated when the model was left."""
+        if self._closed or self._arrived_at or self._begun:
+            return
+        self._begun = True  # Others of the model's outputs get their gradients on the way.
+        peak = peak_of(self._levels.mark())
+        if peak > left:
+            self._head_peak = peak - self._base
 
     def _check_left(self, name: str, activation: int, left: int) -> None:
         """Give up once plain passes have left as much in memory as half of one of them keeps.
@@ -476,7 +499,7 @@ class Collector:
             return
         mark = self._levels.mark()
         if not self._arrived_at:
-            self._head_peak = self._head(mark)
+            self._head_peak = max(self._head_peak, self._head(mark))
             for key_of, sample in self._samples.items():
                 passes = sample.settle()
                 if not sample.kept:

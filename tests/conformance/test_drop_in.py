@@ -58,6 +58,11 @@ def gpt2() -> torch.nn.Module:
     return transformers.GPT2LMHeadModel(config)
 
 
+def answers() -> torch.nn.Module:
+    config = transformers.BertConfig(**_WORDS, **_SHAPE, max_position_embeddings=256)
+    return transformers.BertForQuestionAnswering(config)
+
+
 def llama() -> torch.nn.Module:
     config = transformers.LlamaConfig(
         **_WORDS, **_SHAPE, num_key_value_heads=2, max_position_embeddings=256
@@ -113,6 +118,9 @@ def batch(model: torch.nn.Module, length: int) -> dict[str, torch.Tensor]:
     if isinstance(model, transformers.T5ForConditionalGeneration):
         labels = torch.randint(1, 400, (4, length // 2), generator=generator)
         return {"input_ids": words, "labels": labels}
+    if isinstance(model, transformers.BertForQuestionAnswering):
+        places = torch.randint(length, (2, 4), generator=generator)
+        return {"input_ids": words, "start_positions": places[0], "end_positions": places[1]}
     return {"input_ids": words, "labels": words.clone()}
 
 
@@ -138,17 +146,6 @@ def train(model, window=1, autocast=None):
     return sums
 
 
-def settled(records):
-    """Leave out steps that drop a value for the first time: it is made beside the original."""
-    seen, found = set(), []
-    for record in records:
-        values = {(r.graph, v) for r in record.plan.remade for v in r.dropped}
-        if values <= seen:
-            found.append(record)
-        seen |= values
-    return found
-
-
 CASES = [
     # build, micro-batches a step, autocast, budget in MiB
     pytest.param(bert, 4, None, 24, id="accumulation"),
@@ -162,6 +159,8 @@ CASES = [
     # Kept, a block saves nothing of its input in these; recomputed, it holds it.
     pytest.param(lora, 2, None, 13, id="lora", marks=pytest.mark.slow),
     pytest.param(bert, 1, torch.bfloat16, 20, id="bf16"),
+    # Copies of weights are most of what autocast has when the forward is over.
+    pytest.param(answers, 1, torch.bfloat16, 20, id="bf16, small head"),
     pytest.param(bert, 4, torch.float16, 20, id="fp16", marks=pytest.mark.slow),
 ]
 
@@ -184,5 +183,5 @@ def test_training_is_the_same_and_its_peaks_are_predicted(build, window, autocas
         assert torch.equal(model.state_dict()[name], tensor), name
     responsive = [r for r in records if r.phase == "responsive"]
     assert any(not r.plan.keeps_all for r in responsive)
-    off = [r.predicted_peak_bytes / r.peak_allocated_bytes - 1 for r in settled(responsive)]
+    off = [r.predicted_peak_bytes / r.peak_allocated_bytes - 1 for r in responsive]
     assert -EXACT < min(off) <= max(off) < EXACT

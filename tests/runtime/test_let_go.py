@@ -106,3 +106,13 @@ def test_copies_of_weights_are_told_from_activations(cpu):
         assert [b.saved_copy_bytes for b in blocks] == [saved] * BLOCKS
         # Nothing is left but the input, which is of that type already.
         assert [b.activation_bytes for b in blocks] == [0] * BLOCKS
+
+
+def test_copies_that_go_when_autocast_ends_are_not_part_of_what_the_head_takes(cpu):
+    collected = collect(cpu, Model(saves=True), autocast=True)
+    copies = sum(b.copy_bytes for b in collected.blocks)
+    assert copies > 0
+    assert collected.head_peak_bytes <= collected.loss_peak_bytes - copies
+    # They are still there in backward.
+    inside = collect(cpu, Model(saves=True), autocast=True, within=True)
+    assert inside.head_peak_bytes >= collected.head_peak_bytes + copies
