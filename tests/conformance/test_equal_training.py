@@ -79,8 +79,9 @@ def test_regions_of_several_blocks_train_as_the_baseline_does(lab, baseline):
 
 @pytest.mark.slow  # As test_evicting does on two models, for more steps.
 def test_evicting_tensors_trains_as_the_baseline_does(lab, bounds, baseline):
-    # Less a quarter, it has less for itself than what is recomputed block by block needs.
-    dtr = train(lab, "dtr", bounds.budget_at(0.5))
+    # Less its reserve of a quarter it has little beyond parameters and gradients, which take most
+    # of this model's memory: at half the way between the bounds it runs out in the second step.
+    dtr = train(lab, "dtr", bounds.budget_at(0.75))
     assert sum(r.extra["num_evictions"] for r in dtr.records) > 0
     assert {r.outcome for r in dtr.records} == {"ok"}
     assert_equal(dtr, baseline)
