@@ -17,14 +17,17 @@ class Fingerprint:
     """What some containers hold at one moment, in their order. It keeps all of it alive.
 
     Args:
-        containers: Dictionaries (whose values count), lists, sets and deques.
+        containers: Dictionaries, lists, sets and deques.
         apart: Whether it matters which of them holds what.
     """
 
-    __slots__ = ("_containers", "_held", "_read", "_sizes")
+    __slots__ = ("_containers", "_held", "_keys", "_mappings", "_read", "_sizes")
 
     def __init__(self, containers: Iterable[Any], *, apart: bool = True) -> None:
         self._containers = tuple(containers)
+        # Of keys that are all text, what follows sees the values only.
+        self._mappings = [c for c in self._containers if isinstance(c, dict)]
+        self._keys = list(chain.from_iterable(self._mappings))
         sizes = list(map(len, self._containers))
         self._sizes = sizes if apart else None
         self._read = get_referents
@@ -40,7 +43,10 @@ class Fingerprint:
         now = self._read(*containers)
         if len(now) != len(held) or not all(map(is_, now, held)):
             return False
-        return sizes is None or list(map(len, containers)) == sizes
+        if sizes is not None and list(map(len, containers)) != sizes:
+            return False
+        keys = list(chain.from_iterable(self._mappings))
+        return len(keys) == len(self._keys) and all(map(is_, keys, self._keys))
 
 
 class AttributePrint:

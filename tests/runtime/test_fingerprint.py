@@ -55,6 +55,22 @@ def test_every_change_is_noticed(make, change):
     assert not held.stays()
 
 
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_another_key_for_the_same_value_is_noticed(kind):
+    container = kind(a=True)
+    held = Fingerprint([container])
+    del container["a"]
+    container["b"] = True
+    assert not held.stays()
+
+
+def test_another_order_is_noticed():
+    container = OrderedDict(a=True, b=True)
+    held = Fingerprint([container])
+    container.move_to_end("a")
+    assert not held.stays()
+
+
 def test_sets_count_as_well():
     members = {1, 2}
     held = Fingerprint([members])
