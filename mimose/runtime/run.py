@@ -298,14 +298,16 @@ class Run:
         if remade is None or collector.gave_up:
             result = collector.run(key, wrapper, args, kwargs, rerun, cores, tracer)
             trace = collector.traces.get(key)
-            if trace is not None:
-                remaker.learn(looked, trace)
+            if trace is not None and not remaker.learn(looked, trace):
+                del collector.traces[key]
             return result
         assert isinstance(collector, RidingCollector), "others recompute all that they measure"
         everything, saving = before(tracer), Saving(wrapper.name)
         result = collector.run(key, wrapper, args, kwargs, None, cores, tracer, saving)
         trace = collector.traces.get(key)
         if trace is not None and not remaker.learn(looked, trace):
+            # What no call will be like is not to be planned with.
+            del collector.traces[key]
             trace = None
         done = remaker.drop(trace, remade, saving, everything)
         if done is not None:

@@ -3,7 +3,7 @@
 import pytest
 
 from mimose.plan import Plan
-from mimose.planners.auto.fitted import Fitted
+from mimose.planners.mimose.fitted import Fitted
 from mimose.records import Situation, StepRecord
 
 BUDGET = 1000
@@ -54,3 +54,32 @@ def test_a_step_that_found_more_there_already_bounds_none_that_has_to_allocate_i
     assert fitted.most_bytes((4, 100), Situation(0)) == 400
     fitted.forget()
     assert fitted.most_bytes((4, 100), Situation(0)) is None
+
+
+def test_a_step_shows_that_what_is_no_larger_fits():
+    fitted = Fitted()
+    note(fitted, (4, 100), 500, reserved=900, signature="fp32")
+
+    def shown(size, peak=500, signature="fp32", budget=BUDGET):
+        return fitted.has_shown(size, peak, signature, budget)
+
+    assert shown((4, 100))
+    assert shown((2, 60), 400)
+    assert shown((4, 100), 505)
+    # More is resident than there was then: an optimizer's state, say.
+    assert not shown((4, 100), 520)
+    assert not shown((4, 101))
+    assert not shown((5, 100))
+    assert not shown((4, 100, 100))
+    assert not shown((4, 100), signature="bf16")
+    # A lower budget than what it reserved.
+    assert not shown((4, 100), budget=899)
+    for length in range(90):
+        note(fitted, (4, length + 1), 300, signature="fp32")
+    assert shown((4, 100))
+
+
+def test_a_step_beyond_the_budget_shows_nothing():
+    fitted = Fitted()
+    note(fitted, (4, 100), 500, reserved=BUDGET + 1)
+    assert not fitted.has_shown((4, 100), 400, Situation(0).signature, BUDGET)

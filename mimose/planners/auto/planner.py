@@ -12,7 +12,6 @@ from mimose.planners.auto.bound import bound_of
 from mimose.planners.auto.choosing import InsideForecast
 from mimose.planners.auto.estimator import CarefulEstimator
 from mimose.planners.auto.fits import Insides
-from mimose.planners.auto.fitted import Fitted
 from mimose.planners.auto.knowledge import InsideKnowledge
 from mimose.planners.mimose.estimator import Estimator
 from mimose.planners.mimose.forecast import Forecast
@@ -22,7 +21,7 @@ from mimose.planners.mimose.reserve import Reserve
 from mimose.planners.mimose.scheduler import Scheduled
 from mimose.planners.mimose.storages import Packed
 from mimose.planners.options import switch
-from mimose.records import Decision, ModelInfo, Situation, Size, StepRecord, Work
+from mimose.records import Decision, ModelInfo, Situation, Size
 from mimose.solvers.packing import LARGE_SEGMENT
 
 _ENOUGH_SHAPES = 3
@@ -75,7 +74,6 @@ class Auto(Mimose):
         most = _MOST_SHELTERED if sheltered is None else sheltered
         super().__init__(sheltered=most, margin=margin, cache_step=cache_step)
         self._ends_early = sheltered is None
-        self._fitted = Fitted()
 
     def plan(self, size: Size, situation: Situation) -> Decision:
         """Return what to make again in a step of this size.
@@ -89,18 +87,6 @@ class Auto(Mimose):
         if work is not None:
             decision = replace(decision, work=decision.work + work)
         return replace(decision, trace=True) if decision.collect else decision
-
-    def bind(self, info: ModelInfo) -> None:
-        """Take the facts about the model; see :meth:`Mimose.bind`."""
-        if self._info is not None and self._info.block_names != info.block_names:
-            self._fitted.forget()
-        super().bind(info)
-
-    def observe(self, record: StepRecord) -> Work:
-        """Learn from a finished step; return the work."""
-        if self._reserve is not None:
-            self._fitted.note(record, self._reserve.budget_bytes)
-        return super().observe(record)
 
     def _check_feasible(
         self,

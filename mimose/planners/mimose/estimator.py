@@ -107,15 +107,6 @@ class Estimator:
             for x, g, low in zip(size[1:], greatest[1:], least[1:])
         )
 
-    def longest_seen(self, size: Size) -> int:
-        """Return the greatest first length of a sample that is otherwise no smaller than ``size``.
-
-        Such a step has been run with every block recomputed. 0 if there was none.
-        """
-        others = np.array([0, *range(2, len(size))])
-        no_smaller = (self._extents[:, others] >= np.array(size)[others]).all(axis=1)
-        return int(self._extents[no_smaller, 1].max(initial=0))
-
     def doubt(self, size: Size) -> int:
         """Return by how many bytes a prediction may be off because samples are.
 

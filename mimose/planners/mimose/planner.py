@@ -16,6 +16,7 @@ from mimose.planners.mimose import authors, entries
 from mimose.planners.mimose.cache import Entry, least_of, round_up
 from mimose.planners.mimose.drift import Drift
 from mimose.planners.mimose.estimator import Estimator
+from mimose.planners.mimose.fitted import Fitted
 from mimose.planners.mimose.forecast import Forecast
 from mimose.planners.mimose.knowledge import Knowledge
 from mimose.planners.mimose.ran_out import RanOut
@@ -135,6 +136,7 @@ class Mimose(Bound):
         self._reserve: Reserve | None = None
         self._reserve_state: Mapping[str, Any] | None = None
         self._drift = Drift()
+        self._fitted = Fitted()
         self._unfit, self._unmeasurable = RanOut(), RanOut()
         self._pending: _Pending | None = None
         self._warned = False
@@ -164,6 +166,7 @@ class Mimose(Bound):
         ):
             self._unfit.forget()
             self._unmeasurable.forget()
+            self._fitted.forget()
         for known in self._known.values():
             known.forget_fits()
 
@@ -204,8 +207,8 @@ class Mimose(Bound):
         """Return the greatest first length with which a batch like ``size`` fits.
 
         That is with every block recomputed, and either with room for the margin and for what is
-        lost to packing, or as a sheltered step has shown. 0 if not even one of 1 fits. The other
-        extents stay as they are.
+        lost to packing, or as a step has shown that kept to the budget and took as much. 0 if not
+        even one of 1 fits. The other extents stay as they are.
 
         Raises:
             ValueError: If there is no budget, or too few lengths were seen to tell.
@@ -237,7 +240,6 @@ class Mimose(Bound):
         reserve: Reserve,
     ) -> int:
         plan = recompute_all(self.info)
-        seen = estimator.longest_seen(size)
 
         def fits(length: int) -> bool:
             tried = (size[0], length, *size[2:])
@@ -245,8 +247,11 @@ class Mimose(Bound):
                 return False
             step_bytes, packed = self._sheltered_bytes(tried, situation, estimator, plan)
             peak = situation.resident_bytes + self._inflated(step_bytes)
-            lost = 0 if length <= seen else packed.waste_bytes + reserve.margin_bytes
-            return peak + lost <= reserve.budget_bytes
+            if peak + packed.waste_bytes + reserve.margin_bytes <= reserve.budget_bytes:
+                return True
+            return peak <= reserve.budget_bytes and self._fitted.has_shown(
+                tried, peak, situation.signature, reserve.budget_bytes
+            )
 
         return bisect.bisect_left(range(1, _LONGEST + 1), True, key=lambda x: not fits(x))
 
@@ -256,6 +261,7 @@ class Mimose(Bound):
         self._pending = None
         if reserve is None:
             return NO_WORK
+        self._fitted.note(record, reserve.budget_bytes)
         info = self.info
         signature = record.situation.signature
         known = self._known.get(signature)

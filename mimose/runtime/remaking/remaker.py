@@ -93,6 +93,8 @@ class Remaker:
         self._graphs: dict[str, BlockGraph] = {}
         self._translations: dict[tuple[Remade, str], Remade | None] = {}
         self._planned: dict[str, set[int]] = {}
+        # Calls that changed their own settings when they were traced last.
+        self._unlearned: set[Key] = set()
 
     def begin(self, planned: Iterable[Remade]) -> None:
         """Begin a step in which a plan drops these."""
@@ -125,9 +127,17 @@ class Remaker:
         return Looked(key, wrapper, leaves, signature_of(leaves, structure, now, self._kind))
 
     def fits(self, looked: Looked, remade: Remade) -> bool:
-        """Whether a plan's choice is one for this call, as far as that is known."""
+        """Whether a plan's choice is one for this call, as far as that is known.
+
+        A block that changes what it goes by at each call has no trace that another one is like.
+        """
         trace = self._known(looked)
-        if trace is None or self._chosen(trace, remade) is not None:
+        fits = (
+            looked.key not in self._unlearned
+            if trace is None
+            else self._chosen(trace, remade) is not None
+        )
+        if fits:
             return True
         self.missed += 1
         return False
@@ -225,7 +235,9 @@ class Remaker:
         """
         signature = looked.signature
         if self._settings_of(looked.wrapper).now() != signature[SETTINGS]:
+            self._unlearned.add(looked.key)
             return False
+        self._unlearned.discard(looked.key)
         self._graphs.setdefault(trace.graph.digest, trace.graph)
         known = self._traces.setdefault(looked.key, OrderedDict())
         known[signature] = trace

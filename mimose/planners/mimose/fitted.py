@@ -1,9 +1,12 @@
-"""What steps have taken: evidence against a prediction by which one would be refused.
+"""What steps have taken: evidence against a prediction by which one would be refused, and for one.
 
 A fit to lengths that lie badly, or to steps that were carried out differently, may be far too high,
 and a step that is refused never shows it. But memory grows with a batch at most in proportion, and
 with its lengths at most with their squares: a step that kept to the budget bounds what others take
 with every block recomputed, but for blocks that take more so, and those are tried.
+
+What lies between allocated and reserved bytes is not in a prediction. Only a step that has shown it
+tells that a length fits without a margin.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from math import prod
 from mimose.records import Situation, Size, StepRecord
 
 _MOST = 64
+_EXACT = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,7 @@ class _Step:
     size: Size
     situation: Situation
     bytes: int
+    reserved: int
 
     def bounds(self, size: Size, situation: Situation) -> bool:
         """Whether steps of a size, begun in a situation, take no more but for the size."""
@@ -39,14 +44,38 @@ class Fitted:
 
     def __init__(self) -> None:
         self._steps: list[_Step] = []
+        # By the number of samples, with the longest kept when the last ones are others.
+        self._longest: dict[Size, _Step] = {}
 
     def note(self, record: StepRecord, budget_bytes: int) -> None:
         """Take note of a step that is over, if it kept to the budget."""
         peak, reserved = record.peak_allocated_bytes, record.peak_reserved_bytes
         if record.outcome != "ok" or peak is None or (reserved or 0) > budget_bytes:
             return
-        step = _Step(record.size, record.situation, peak - record.situation.resident_bytes)
+        situation = record.situation
+        step = _Step(record.size, situation, peak - situation.resident_bytes, reserved or peak)
         self._steps = [*self._steps, step][-_MOST:]
+        longest = self._longest.get(record.size[:1])
+        if longest is None or longest.size[1:] <= record.size[1:]:
+            self._longest[record.size[:1]] = step
+
+    def has_shown(self, size: Size, peak: int, signature: str, budget_bytes: int) -> bool:
+        """Whether a step that was no smaller, and had no less allocated, kept to this budget.
+
+        Args:
+            size: The size.
+            peak: What a step of it is predicted to have allocated, which may be a little too much.
+            signature: As for what it would be.
+            budget_bytes: The budget.
+        """
+        return any(
+            step.reserved <= budget_bytes
+            and signature == step.situation.signature
+            and len(size) == len(step.size)
+            and peak <= _EXACT * (step.situation.resident_bytes + step.bytes)
+            and all(x <= y for x, y in zip(size, step.size))
+            for step in (*self._longest.values(), *self._steps)
+        )
 
     def most_bytes(self, size: Size, situation: Situation) -> float | None:
         """Return what a step of a size takes at most beside what is resident; None if unknown."""
@@ -56,6 +85,7 @@ class Fitted:
     def forget(self) -> None:
         """Forget everything: the model has changed."""
         self._steps.clear()
+        self._longest.clear()
 
 
 def _factor(size: Size, seen: Size) -> float:
