@@ -1163,7 +1163,7 @@ def _margin(text: str) -> int:
 def _sizes(text: str) -> list[str]:
     sizes = _words(text)
     if not sizes:
-        raise ValueError("--lengths takes sizes separated by commas, for example 128,384")
+        raise ValueError("say which sizes to plan for, separated by commas: --lengths 128,384")
     return sizes
 
 

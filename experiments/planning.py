@@ -97,7 +97,7 @@ def plan_sizes(
     require_task(config.task)
     once = isinstance(planner, Static)
     if not sizes and not once:
-        raise ValueError("--lengths takes sizes separated by commas, for example 128,384")
+        raise ValueError("say which sizes to plan for, separated by commas: --lengths 128,384")
     task = task_of(config)
     planned = plan_size(config, task) if once else None
     parsed = parse_sizes(task, sizes)

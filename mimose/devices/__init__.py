@@ -50,7 +50,8 @@ def open_device(
         return SimDevice(index, expandable=expandable)
     if kind not in DEVICES or (index and (kind != "cuda" or not index.isdigit())):
         raise ValueError(
-            f"unknown device {name!r}: choose one of auto, cuda, cuda:N, cpu and sim:NAME"
+            f"unknown device {name!r}: choose one of auto, cuda, cuda:N, cpu and sim:NAME, for "
+            "example sim:v100"
         )
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"

@@ -18,13 +18,16 @@ def check_arguments(args: TrainingArguments) -> None:
     Raises:
         ValueError: If there are any.
     """
-    # Recent versions of transformers call it by the first name, older ones by the second only.
-    for name in ("activation_checkpointing", "gradient_checkpointing"):
-        if getattr(args, name, False):
-            raise ValueError(
-                f"{name} recomputes every layer whatever the batch, and mimose decides that batch "
-                f"by batch: leave {name} out of the TrainingArguments"
-            )
+    # Recent versions of transformers know it by both names, older ones by the first only.
+    if any(
+        getattr(args, name, False)
+        for name in ("gradient_checkpointing", "activation_checkpointing")
+    ):
+        raise ValueError(
+            "gradient_checkpointing (activation_checkpointing in recent versions) recomputes every "
+            "layer whatever the batch, and mimose decides that batch by batch: leave it out of the "
+            "TrainingArguments"
+        )
     sharding = getattr(args, "fsdp_config", None)
     if isinstance(sharding, Mapping) and sharding.get("activation_checkpointing"):
         raise ValueError(

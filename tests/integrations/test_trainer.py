@@ -83,7 +83,7 @@ def test_mimose_names_it():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"activation_checkpointing": True}, "activation_checkpointing"),
+        ({"activation_checkpointing": True}, "gradient_checkpointing .activation_checkpointing"),
         ({"gradient_checkpointing": True}, "(gradient|activation)_checkpointing"),
         ({"torch_compile": True, "torch_compile_backend": "eager"}, "torch_compile"),
         ({"auto_find_batch_size": True}, "leave auto_find_batch_size out"),
