@@ -232,6 +232,7 @@ class FlowRecorder(TorchFunctionMode):
         self._outputs: set[_Seen] = set()
         self._used: set[_Seen] = set()
         self._looked_at: set[_Seen] = set()
+        self._aliased: set[_Seen] = set()
 
     def _known(self, tensor: torch.Tensor) -> _Seen | None:
         """Return what stands for a tensor, if it was seen before."""
@@ -314,8 +315,23 @@ class FlowRecorder(TorchFunctionMode):
         outputs, call.output_spec = pytree.tree_flatten(result)
         call.outputs = [self._see(leaf) for leaf in outputs]
         call.random_after = _random_state()
-        self._outputs.update(self._see(tensor) for tensor in tensors_in(outputs))
+        made = list(tensors_in(outputs))
+        self._outputs.update(self._see(tensor) for tensor in made)
+        self._note_views(call, made)
         self.paused = False
+
+    def _note_views(self, call: BlockCall, made: list[torch.Tensor]) -> None:
+        """Note which tensors of a call lie in one storage: who holds one holds the others."""
+        given = [leaf.reference() for leaf in call.arguments if isinstance(leaf, _Seen)]
+        lying: dict[int, list[torch.Tensor]] = {}
+        for tensor in (*made, *given):
+            if tensor is not None and tensor.layout == torch.strided:
+                there = lying.setdefault(tensor.untyped_storage()._cdata, [])
+                if not any(tensor is other for other in there):
+                    there.append(tensor)
+        for there in lying.values():
+            if len(there) > 1:
+                self._aliased.update(map(self._see, there))
 
     def finish(self, model: nn.Module, output: Any) -> DataFlow:
         """Return the flow, once the model has returned ``output``."""
@@ -361,7 +377,7 @@ class FlowRecorder(TorchFunctionMode):
         return tuple(
             tuple(found)
             for leaf, found in places.items()
-            if leaf in self._outputs and leaf not in self._used
+            if leaf in self._outputs and leaf not in self._used | self._aliased
         )
 
     def _sole(self, call: BlockCall, taken: Counter[_Seen]) -> tuple[tuple[int, bool], ...]:
@@ -372,6 +388,7 @@ class FlowRecorder(TorchFunctionMode):
             and leaf in self._outputs
             and taken[leaf] == 1
             and leaf not in self._used
+            and leaf not in self._aliased
         )
 
     def _link(self, before: BlockCall, call: BlockCall, taken: Counter[_Seen]) -> Link | None:
