@@ -50,6 +50,29 @@ class Model(nn.Module):
         return (x + sum(between)).sum()
 
 
+class Viewing(Block):
+    """Returns a view of what it returns beside it."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = super().forward(x)
+        return x, x.view(-1)
+
+
+class ViewsAreHeld(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Viewing(False) for _ in range(BLOCKS)])
+        self.first = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) + 1
+        held = []
+        for layer in self.layers:
+            x, view = layer(x)
+            held.append(view)
+        return x.sum() + sum(view.sum() for view in held)
+
+
 @pytest.fixture
 def cpu() -> Iterator[CpuDevice]:
     device = CpuDevice()
@@ -93,6 +116,12 @@ def test_an_input_is_let_go_of_where_nothing_saves_it(settings, freed, late, cpu
     blocks = collect(cpu, Model(**settings)).blocks
     assert [b.freed_bytes for b in blocks] == freed
     assert [b.freed_late_bytes for b in blocks] == late
+
+
+def test_what_is_held_through_a_view_is_not_let_go_of(cpu):
+    blocks = collect(cpu, ViewsAreHeld()).blocks
+    assert [b.freed_bytes for b in blocks] == [0] * BLOCKS
+    assert [b.freed_late_bytes for b in blocks] == [INPUT, 0, 0]
 
 
 def test_copies_of_weights_are_told_from_activations(cpu):
