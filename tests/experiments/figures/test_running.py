@@ -114,8 +114,11 @@ def test_real_checks_side_by_side(tmp_path):
     assert first.returncode == 4, first.stderr  # the clock is expected to be outside
     before = (tmp_path / "activations.json").read_bytes()
     # Asked to end while a check runs: what is done is kept, and gone on from.
-    process = subprocess.Popen([*command, "--keep", "activations", "fig3", "fig9"])
-    time.sleep(8)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    command += ["--keep", "activations", "fig3", "fig9"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("fig3: started" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(60) == 130
     assert (tmp_path / "activations.json").read_bytes() == before
