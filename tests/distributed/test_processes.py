@@ -10,7 +10,9 @@ EXACT = 0.01
 """A prediction is off by less than this share of the measured peak."""
 GATHERED = 4 * (4 * 32 * 32 + 2 * 32 * 128 + 9 * 32 + 128) + 1024
 """Bytes of a layer's parameters, rounded up: gloo's thread lets go of what it has gathered for one
-layer when it gets round to it, now and then only once the next layer has been gathered, too."""
+layer when it gets round to it, now and then only once the next layer has been gathered, too. In a
+step that is learned from, this makes the predictions of later steps larger; in a later step, its
+peak."""
 SECONDS = 10
 """Within so many of one process's failure all have ended."""
 
@@ -25,8 +27,7 @@ def check_training(ended, scenario, *, alike=False):
         assert told["peaks"]
         late = GATHERED if scenario.startswith("fsdp") else 0
         for predicted, peak in told["peaks"]:
-            assert peak - predicted < max(EXACT * peak, late)
-            assert predicted - peak < EXACT * peak
+            assert abs(peak - predicted) < max(EXACT * peak, late)
     if alike:
         assert plans[0] == plans[1]
     else:
