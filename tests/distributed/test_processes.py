@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 # Gradients summed in another order differ in their last bits.
@@ -15,6 +17,14 @@ step that is learned from, this makes the predictions of later steps larger; in 
 peak."""
 SECONDS = 10
 """Within so many of one process's failure all have ended."""
+FAILED = (1, -signal.SIGABRT)
+"""How a process ends that has failed. With or without mimose, one of gloo's threads that is still
+at work while the interpreter ends now and then aborts it, after all has been said."""
+ABORTED = "terminate called without an active exception"
+
+
+def last_words(process):
+    return [line for line in process.errors.splitlines() if line != ABORTED][-1]
 
 
 def check_training(ended, scenario, *, alike=False):
@@ -67,21 +77,19 @@ def test_a_batch_that_fits_nowhere_ends_all_processes(launch):
     ended = launch("infeasible")
     message = "rank 1 ended by Infeasible: a mini-batch of size 4 x 190 needs"
     for process in ended:
-        assert process.status == 1
+        assert process.status in FAILED
         assert process.over - process.told[""]["began"] < SECONDS
         assert "not reached" not in process.told
     assert "Infeasible: a mini-batch of size 4 x 190 needs" in ended[1].errors
-    assert ended[0].errors.splitlines()[-1].startswith(f"mimose: {message}")
+    assert last_words(ended[0]).startswith(f"mimose: {message}")
 
 
 @pytest.mark.slow
 def test_a_process_that_hangs_is_ended_by_the_failure_of_another(launch):
     ended = launch("hangs")
-    assert [process.status for process in ended] == [1, 1]
+    assert all(process.status in FAILED for process in ended)
     assert all(process.over - process.told[""]["began"] < SECONDS for process in ended)
-    assert ended[0].errors.splitlines()[-1] == (
-        "mimose: rank 1 ended by RuntimeError: the data set is gone"
-    )
+    assert last_words(ended[0]) == "mimose: rank 1 ended by RuntimeError: the data set is gone"
 
 
 @pytest.mark.slow
