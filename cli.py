@@ -26,6 +26,7 @@ app = typer.Typer(
     name="mimose-bench",
     help="Compare planners that train PyTorch models under a memory budget.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -862,7 +863,7 @@ def demo(
         raise ValueError(str(error)) from error
     runs = [load_run(cell.folder) for cell in comparison.cells]
     print(tables.comparison(comparing.compare(runs)))
-    print()
+    print(f"\n{_COMPARED}\n")
     for path in draw_figures(runs, figures, (), paper=True, say=_say):
         print(path)
 
@@ -905,7 +906,11 @@ def show(
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(help="Runs over the same batches, by path or by name within --results."),
+        typer.Argument(
+            metavar="RUN|FOLDER...",
+            help="Runs over the same batches, by path or by name within --results, or folders of "
+            "such runs.",
+        ),
     ],
     reference: Annotated[
         str | None,
@@ -927,17 +932,26 @@ def compare(
     if len(runs) == 1 and folder is not None:
         _show_sweep(folder, json)
         return
+    if reference is not None:
+        _refuse_folder_of_runs(reference, results)
     names = runs if reference is None else [reference, *runs]
-    if len(names) < 2:
-        raise ValueError("compare needs two runs or more")
     found = _open_runs(names, results, least=2)
+    tasks = dict.fromkeys(str(run.info.get("task")) for run in found)
+    if len(tasks) > 1:
+        raise ValueError(
+            f"these are runs of several tasks ({', '.join(tasks)}), and only runs over the same "
+            "batches can be compared: name those of one task"
+        )
     chosen = found[0] if reference is not None else comparing.reference_of(found)
     found = [run for run in found if run is not chosen]
     if reference is not None:  # It may be among the runs as well.
         found = [run for run in found if not run.directory.samefile(chosen.directory)]
     found.insert(0, chosen)
     if len(found) < 2:
-        raise ValueError("compare needs two runs or more")
+        raise ValueError(
+            f"compare needs two runs or more, and this is one, {chosen.directory}: name another "
+            "over the same batches beside it, or a folder that holds both"
+        )
     rows = comparing.compare(found)
     if json:
         _print_json(rows)
@@ -947,12 +961,7 @@ def compare(
     print(f"the reference is {chosen.name}, {chosen.planner_label} {limit}")
     for line in comparing.differences(found):
         print(f"the runs differ in {line}")
-    print(
-        "\ntime: sum over the paired steps, those that both runs finished, relative to the "
-        "reference, the first step left out as warm-up; the interval is a bootstrap over them. "
-        "Over expected lengths each counts by its share of an epoch, and there is no interval.\n"
-        "violations: out-of-memory steps, retried steps and allocator retries."
-    )
+    print(f"\n{_COMPARED}")
 
 
 @app.command()
@@ -1124,6 +1133,14 @@ def report(
 
 # -- what the commands share
 
+_COMPARED = (
+    "time: sum over the paired steps, those that both runs finished, relative to the "
+    "reference, the first step left out as warm-up; the interval is a bootstrap over them. "
+    "Over expected lengths each counts by its share of an epoch, and there is no interval.\n"
+    "violations: out-of-memory steps, retried steps and allocator retries."
+)
+"""What a table of compared runs means."""
+
 
 def _config(options: dict[str, Any]) -> Any:
     """Return the run's configuration from the options of a command, by their names."""
@@ -1184,20 +1201,30 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
 def _open_runs(names: list[str], results: Path, least: int = 1) -> list[Any]:
     """Return the runs, their rows read, so that what had to be passed over is said once.
 
-    A run that is there and cannot be read is passed over, too, unless it is the first or fewer
-    than ``least`` would be left.
+    A folder of runs stands for all in it that are not there yet. A run that is there and cannot be
+    read is passed over, too, unless it is the first or fewer than ``least`` would be left.
     """
-    from mimose_bench.experiments.reading import open_run
+    from mimose_bench.experiments.reading import folder_of_runs, open_run, runs_in
 
     runs: list[Any] = []
     problems = []
+    expected = len(names)
     for name in names:
+        if (folder := folder_of_runs(name, results)) is not None:
+            within, said = runs_in(folder)
+            if not within:
+                raise ValueError(f"no run in {folder} can be read: {'; '.join(said)}")
+            known = {run.directory.resolve() for run in runs}
+            runs += [run for run in within if run.directory.resolve() not in known]
+            problems += said
+            expected += len(within) + len(said) - 1
+            continue
         try:
             opened = open_run(name, results)
             _ = opened.steps
         except ValueError as error:
             is_there = Path(name).exists() or (results / name).exists()
-            if not runs or not is_there or len(names) - len(problems) <= least:
+            if not runs or not is_there or expected - len(problems) <= least:
                 raise
             problems.append(f"{error}: passed over")
         else:
@@ -1220,14 +1247,15 @@ def _recorded_runs(folder: Path, check: str) -> list[Any]:
 
 def _refuse_folder_of_runs(name: str, results: Path) -> None:
     """Raise ``ValueError`` if ``name`` is a folder of runs where one run is meant."""
-    from mimose_bench.experiments.reading import find_runs
+    from mimose_bench.experiments.reading import find_runs, folder_of_runs
 
-    folder = Path(name) if Path(name).exists() else results / name
-    if (folder / "run.json").exists() or not (runs := find_runs(folder)):
+    folder = folder_of_runs(name, results)
+    if folder is None:
         return
+    runs = find_runs(folder)
     raise ValueError(
         f"{folder} holds runs ({len(runs)}) and is none itself: name one of them, for example "
-        f"{runs[0]}, or give them to mimose-bench compare, or the folder to mimose-bench plot"
+        f"{runs[0]}, or give the folder to mimose-bench compare or mimose-bench plot"
     )
 
 

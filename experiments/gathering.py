@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mimose_bench.experiments.figures import stored
 from mimose_bench.experiments.figures.stored import Stored
-from mimose_bench.experiments.reading import Run, find_runs, open_run, readable_runs
+from mimose_bench.experiments.reading import Run, find_runs, open_run, runs_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,8 @@ def gather(names: Sequence[str], results: Path) -> Gathered:
 
 
 def _add_folder(found: Gathered, folder: Path) -> None:
-    runs, problems = readable_runs(folder)
-    # The oldest first, as they were made.
-    runs = runs[::-1]
-    found.runs.extend([run for run in runs if run.info["outcome"] != "failed"] or runs)
+    runs, problems = runs_in(folder)
+    found.runs.extend(runs)
     found.problems.extend(problems)
 
 

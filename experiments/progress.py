@@ -16,6 +16,8 @@ LINE_SECONDS = 10.0
 class Progress:
     """Shows how far a run is, its rate, the time left, its peak against the budget and the loss.
 
+    The first iteration, and what a planner profiles before it, are no part of the rate.
+
     Use it as a context manager around the loop and call :meth:`step` after each iteration.
 
     Args:
@@ -49,10 +51,10 @@ class Progress:
         self._done = 0
         self._peak = 0
         self._loss: float | None = None
-        self._started = self._said = time.monotonic()
+        self._first = self._last = self._said = time.monotonic()
 
     def __enter__(self) -> Progress:
-        self._started = self._said = time.monotonic()
+        self._said = time.monotonic()
         if not self._quiet and self._stream.isatty():
             self._live, self._task = _live_bar(self._stream, self._title, self._total)
             self._live.start()
@@ -89,12 +91,14 @@ class Progress:
         self._done += 1
         self._peak = max(self._peak, peak_bytes or 0)
         self._loss = self._loss if loss is None else loss
+        self._last = now = time.monotonic()
+        if self._done == 1:
+            self._first = now
         if self._quiet:
             return
         if self._live is not None:
             self._live.update(self._task, advance=1, total=self._total, figures=self.figures())
             return
-        now = time.monotonic()
         if now - self._said >= LINE_SECONDS and self._done < self._total:
             self._said = now
             self._write(self.line())
@@ -110,10 +114,10 @@ class Progress:
 
     def figures(self) -> str:
         """Return rate, time left, peak against budget and loss as text."""
-        elapsed = time.monotonic() - self._started
+        elapsed = self._last - self._first
         parts = []
-        if self._done and elapsed > 0:
-            rate = self._done / elapsed
+        if self._done > 1 and elapsed > 0:
+            rate = (self._done - 1) / elapsed
             text = f"{rate:.2f} steps/s" if rate >= 0.1 else f"{1 / rate:.1f} s/step"
             parts.append(f"{text} here" if self._simulated else text)
             if self._done < self._total:

@@ -122,7 +122,11 @@ def load_run(path: str | Path) -> Run:
     try:
         info = json.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{folder} is not a run: it holds no run.json") from None
+        nested = min(folder.glob("*/*/run.json"), default=None)
+        raise ValueError(
+            f"{folder} is not a run: it holds no run.json"
+            + (f"; name a folder of runs in it, for example {nested.parents[1]}" if nested else "")
+        ) from None
     except OSError as error:
         raise ValueError(f"{source} cannot be read ({error.strerror or error})") from error
     except ValueError:
@@ -198,6 +202,22 @@ def readable_runs(root: str | Path) -> tuple[list[Run], list[str]]:
         strangers = (path for path in sorted(folder.iterdir()) if not _is_ours(path))
         problems += [f"{path} was passed over: it is not a run" for path in strangers]
     return found, problems
+
+
+def folder_of_runs(name: str, root: Path) -> Path | None:
+    """Return the folder that holds runs and is none itself, if that is what ``name`` means."""
+    folder = Path(name) if Path(name).exists() else root / name
+    return folder if not (folder / "run.json").exists() and find_runs(folder) else None
+
+
+def runs_in(folder: Path) -> tuple[list[Run], list[str]]:
+    """Return the runs in a folder, the oldest first, and what was passed over, a sentence each.
+
+    Those that ended in an error are left out if there are others.
+    """
+    runs, problems = readable_runs(folder)
+    runs = runs[::-1]
+    return [run for run in runs if run.info["outcome"] != "failed"] or runs, problems
 
 
 def _is_ours(path: Path) -> bool:

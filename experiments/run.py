@@ -189,6 +189,8 @@ def run(config: RunConfig, *, quiet: bool = False, memory: StepMemory | None = N
 
             say(f"data {task.data_source}")
             say(f"{handle!r}, {device.label}")
+            if (slow := slow_here(config, device.kind)) is not None:
+                say(slow)
             say(str(writer.directory))
             prepared = _prepare(config, trainer, writer, say)
             taken: list[Taken | None] = []
@@ -230,6 +232,16 @@ def _totals(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name in _ADDED
         if (given := [info[name] for info in infos if name in info])
     }
+
+
+def slow_here(config: RunConfig, kind: str) -> str | None:
+    """Return what to say of a run whose model is too large for the device to train in minutes."""
+    if kind != "cpu" or config.scale != "full":
+        return None
+    return (
+        "a model of the paper's size may take hours on the cpu: --scale small trains one as deep "
+        "over batches as long, but narrower, and --device sim:v100 simulates the paper's GPU"
+    )
 
 
 def require_budget(budget: int | None, model: torch.nn.Module, device: Device) -> None:

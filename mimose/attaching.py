@@ -16,7 +16,7 @@ from mimose.distributed.wrapping import check_supported, unwrapped
 from mimose.planners import make_planner
 from mimose.planners.base import Planner
 from mimose.runtime.wrappers import COMPILED_WHOLE
-from mimose.units import format_bytes, parse_budget
+from mimose.units import MIB, format_bytes, parse_budget, unit_hint
 
 
 def checked_model(model: Any) -> torch.nn.Module:
@@ -46,16 +46,19 @@ def is_compiled_whole(model: torch.nn.Module) -> bool:
     return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
 
 
-def check_arguments(blocks: Any, size: Any) -> None:
+def check_arguments(blocks: Any, size: Any, enforce: Any) -> None:
     """Refuse arguments of another kind than what is to be done with them takes.
 
     Args:
         blocks: Names of modules, or None.
         size: A function, or None.
+        enforce: True or False.
 
     Raises:
         ValueError: If one is neither.
     """
+    if not isinstance(enforce, bool):
+        raise ValueError(f"enforce must be True or False, not {enforce!r}")
     if size is not None and not callable(size):
         raise ValueError(
             f"size is a function of the forward pass's (args, kwargs), not {size!r}: for example "
@@ -104,9 +107,11 @@ def budget_bytes(
     found = parse_budget(budget, lambda: memory_bytes(model, device))
     parameters = storage_bytes([*model.parameters(), *model.buffers()])
     if parameters > found:
+        plain = not isinstance(budget, str) and found < MIB
         raise ValueError(
             f"a budget of {format_bytes(found)} is less than the model's parameters take "
             f"({format_bytes(parameters)}): give a larger budget or use a smaller model"
+            + (f"; {unit_hint(found)}" if plain else "")
         )
     return found
 

@@ -114,7 +114,7 @@ def attach(
     """
     given, model = model, checked_model(model)
     check_sync(sync)
-    check_arguments(blocks, size)
+    check_arguments(blocks, size, enforce)
     attached.check_free(model)
     chosen = chosen_planner(planner, options)
     found = find_blocks(model, blocks, required=getattr(chosen, "needs_blocks", True))
@@ -459,6 +459,9 @@ class Handle(Asked, Profiled):
                 self.device.enforce(self.budget_bytes)
             raise
         self._close_ended()  # A whole step of a user's own loop, the last one.
+        step = self._step
+        if step is not None and step.backward_ran and step.backward_done is None:
+            self.end()  # One that no optimizer's step has followed: a micro-batch, say.
         self._step = None
         try:
             self._executor.detach()
@@ -501,7 +504,7 @@ class Handle(Asked, Profiled):
 
         In a user's own loop a step is over once the optimizer has stepped: after ``backward()``
         alone this is still the one before it. Without an optimizer's step (a micro-batch) it is
-        over when the next one begins.
+        over when the next one begins, or the model is detached.
         """
         self._close_ended()
         return self._last_record
@@ -626,10 +629,15 @@ class Handle(Asked, Profiled):
         self.begin(size)
         self._sized = True
 
-    def _notice(self, error: torch.OutOfMemoryError) -> None:
-        """Take note of an error that ends a forward or backward pass outside of any attempt."""
+    def _notice(self, error: torch.OutOfMemoryError | None) -> None:
+        """Take note of an error that ends a pass outside of any attempt, or of a backward pass."""
         step = self._step
-        if self._attempt is None and step is not None and not step.lost and not step.backward_done:
+        if step is None:
+            return
+        if error is None:
+            outermost = torch._C._current_graph_task_id() == -1
+            step.backward_ran |= outermost and step.forwarded is not None
+        elif self._attempt is None and not step.lost and not step.backward_done:
             explain(self, error)
 
     def _asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, Situation]:

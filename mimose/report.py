@@ -159,12 +159,17 @@ def _median_use(uses: list[float]) -> str:
 
 def _errors(part: _Part) -> str:
     def off(errors: list[float]) -> str:
-        return f"off by {median(errors):.2%} in the median, {max(errors):.2%} at most"
+        return f"off by {_apart(median(errors))} in the median, {_apart(max(errors))} at most"
 
     said = [off(part.errors)] if part.errors else []
     if part.sheltered_errors:
         said.append(f"in sheltered steps, which learn it, {off(part.sheltered_errors)}")
     return "; ".join(said)
+
+
+def _apart(error: float) -> str:
+    # More than all of the peak is a prediction of a multiple of it.
+    return f"{error:.2%}" if error <= 1 else f"a factor of {1 + error:.1f}"
 
 
 def _kinds(part: _Part) -> str:

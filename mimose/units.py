@@ -38,12 +38,37 @@ def parse_budget(budget: str | int | float, memory: Callable[[], int]) -> int:
         memory: Returns the bytes of memory that the device has; asked only for a share.
 
     Raises:
-        ValueError: If ``budget`` is neither; the message says what is.
+        ValueError: If ``budget`` is neither, or is text of which the unit was forgotten; the
+            message says what is.
     """
     share = _share(budget)
-    if share is None:
-        return parse_bytes(budget, also=f", or {SHARE_HELP}")
-    return int(share * memory())
+    if share is not None:
+        return int(share * memory())
+    also = f", or {SHARE_HELP}"
+    # A number may have been worked out by a program, a small one as well.
+    return (parse_budget_bytes if isinstance(budget, str) else parse_bytes)(budget, also=also)
+
+
+def parse_budget_bytes(budget: str | int | float, *, also: str = "") -> int:
+    """Return the number of bytes that ``budget`` names, if they can be meant as a budget.
+
+    Args:
+        budget: As for :func:`parse_bytes`.
+        also: Likewise.
+
+    Raises:
+        ValueError: If ``budget`` is not a number of bytes, or is one below 1 MiB without a unit.
+    """
+    value = parse_bytes(budget, also=also)
+    if value < MIB and not (isinstance(budget, str) and budget.strip()[-1].isalpha()):
+        raise ValueError(f"a budget of {value} bytes cannot be meant: {unit_hint(value)}")
+    return value
+
+
+def unit_hint(value: int) -> str:
+    """Return what to write where a number without a unit was not meant as one of bytes."""
+    unit = "GB" if value < 1000 else "MB"
+    return f"a number without a unit is one of bytes, so write {value}{unit} if that is meant"
 
 
 def _share(budget: str | int | float) -> float | None:

@@ -100,6 +100,12 @@ def test_help_is_quick_because_it_imports_nothing_heavy():
         assert f"\n  {verb} " in done.stdout
 
 
+def test_help_has_a_short_name(call):
+    for command in ([], ["compare"]):
+        assert call(*command, "-h") == call(*command, "--help")
+        assert call(*command, "-h")[0] == 0
+
+
 @pytest.mark.parametrize("command", cli.app.registered_commands, ids=lambda c: c.callback.__name__)
 def test_every_option_has_help(command):
     import typing
@@ -213,6 +219,7 @@ def test_a_budget_that_is_none_is_one_sentence(call, budget):
         (["--plan-size", "64"], "--plan-size is for planners that plan once"),
         (["--fresh-plan", "--planner", "baseline"], "--fresh-plan is for planners that plan once"),
         (["--budget", "80 percent"], "for example 80%"),
+        (["--budget", "6"], "write 6GB if that is meant"),
         (["--budget", "101%"], "up to 100%"),
         (["--budget", "80%", "--device", "sim:v1000"], "v100"),
         (["--budget", "100%", "--device", "sim:v100"], "has for PyTorch: give a smaller budget"),
@@ -321,6 +328,22 @@ def test_compare_takes_the_baseline_or_what_it_is_told_to(call, results):
     assert [row["planner"] for row in found] == ["dtr", "full", "baseline"]
     assert found[2]["time_ratio"] == pytest.approx(0.5)
     assert "two runs" in one_sentence(*call("compare", paths["dtr"], *told))
+
+
+def test_compare_takes_a_folder_of_runs(call, results, monkeypatch):
+    code, out, err = call("compare", results, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)[0]["planner"] == "baseline"
+    assert {row["planner"] for row in json.loads(out)} == {"baseline", "full", "dtr"}
+    told = [names(results)["dtr"], results, "--reference", names(results)["full"], "--json"]
+    assert [row["planner"] for row in json.loads(call("compare", *told)[1])][:2] == ["full", "dtr"]
+    monkeypatch.chdir(results.parent.parent)
+    line = one_sentence(*call("compare", results.parent))
+    assert line.endswith(f"name a folder of runs in it, for example {results}")
+    line = one_sentence(*call("compare", names(results)["dtr"], "--reference", results))
+    assert f"{results} holds runs (3)" in line
+    RunWriter.create(results, task="tc-bert", planner="full", budget="none", device="cpu")
+    assert "several tasks (qa-bert, tc-bert)" in one_sentence(*call("compare", results))
 
 
 def test_plot_writes_the_figures_asked_for(call, results, tmp_path):

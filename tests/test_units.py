@@ -70,6 +70,14 @@ def test_what_is_no_budget_is_told_of_shares_too(given: str | float) -> None:
     assert "6GB" in str(error.value)
 
 
+@pytest.mark.parametrize(("given", "meant"), [("6", "6GB"), (" 6000 ", "6000MB"), ("80.", "80GB")])
+def test_a_budget_without_its_unit_is_refused(given: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"cannot be meant: .* write {meant} if"):
+        parse_budget(given, lambda: pytest.fail("asked"))
+    assert parse_budget(str(MIB), lambda: pytest.fail("asked")) == MIB
+    assert parse_budget("6B", lambda: pytest.fail("asked")) == 6
+
+
 @pytest.mark.parametrize("text", ["0", "0GB", 0, -1, "0.0001"])
 def test_a_budget_is_positive(text: str | int) -> None:
     with pytest.raises(ValueError, match="positive"):

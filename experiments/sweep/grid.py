@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mimose.units import parse_bytes
+from mimose.units import parse_budget_bytes
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.names import nearest
 
@@ -250,7 +250,7 @@ def _budget(where: str, value: Any) -> Budget:
                 raise ValueError(f"{where}: a budget's share is from 0% to 100%, not {value!r}")
             return Budget(f"{percent:g}%", share=percent / 100)
     try:
-        return Budget(str(value).strip(), num_bytes=parse_bytes(value))
+        return Budget(str(value).strip(), num_bytes=parse_budget_bytes(value))
     except ValueError as error:
         raise ValueError(
             f"{where}: {error}; 'none', 'paper' and a share such as '50%' of the way between the "

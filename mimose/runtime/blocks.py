@@ -11,9 +11,11 @@ fine (an attention's sub-module) and boundaries are saved that need not be. The 
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -125,16 +127,40 @@ def _named(model: nn.Module, patterns: Sequence[str]) -> list[BlockModule]:
     names = {name: module for name, module in model.named_modules() if name}
     for pattern, expression in expressions:
         if not any(expression.fullmatch(name) for name in names):
-            some = ", ".join(list(names)[:_SHOWN])
+            said = []
+            if near := _nearest(pattern, names):
+                said.append(f"the nearest are {', '.join(near)}")
+            if found := _blocks_in_short(model):
+                said.append(f"without blocks= the blocks are {', '.join(found)}")
+            if not said:
+                said.append(f"its modules are called {', '.join(list(names)[:_SHOWN])}, ...")
             raise ValueError(
-                f"no module of {type(model).__name__} is called {pattern!r}; its modules are "
-                f"called {some}, ..."
+                f"no module of {type(model).__name__} is called {pattern!r}: {'; '.join(said)}"
             )
     return [
         BlockModule(name, module)
         for name, module in names.items()
         if any(expression.fullmatch(name) for _, expression in expressions)
     ]
+
+
+def _nearest(pattern: str, names: Collection[str]) -> list[str]:
+    """Return a few names like the pattern, members of a list as one, the nearest first."""
+    known = dict.fromkeys(_starred(name) for name in names)
+    asked = _starred(pattern)
+    within = [name for name in known if name.endswith(f".{asked}")]
+    return list(dict.fromkeys([*within, *difflib.get_close_matches(asked, known, _SHOWN)]))[:_SHOWN]
+
+
+def _blocks_in_short(model: nn.Module) -> list[str]:
+    """Return patterns of the blocks that are found by themselves and how many each stands for."""
+    found = Counter(_starred(b.name) for b in _flagged(model) or _structural(model, ""))
+    return [f"{pattern} ({number})" for pattern, number in found.most_common(_SHOWN)]
+
+
+def _starred(name: str) -> str:
+    """Return a name with a star for each number."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _expression(pattern: str) -> str:

@@ -1,8 +1,8 @@
-"""Notice that a backward pass ran out of memory, in a loop that says nothing of it.
+"""Notice that a backward pass ended, or ran out of memory, in a loop that says nothing of it.
 
-The error goes from PyTorch's engine straight to the user's loop, past every hook. So while someone
+An error goes from PyTorch's engine straight to the user's loop, past every hook. So while someone
 watches, the one Python function that all backward passes go through is replaced by one that looks
-at what it raises.
+at how it ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-Notice = Callable[[torch.OutOfMemoryError], None]
+Notice = Callable[[torch.OutOfMemoryError | None], None]
 
 _NAME = "_engine_run_backward"
 _watching: list[Notice] = []
@@ -21,6 +21,8 @@ _inner: list[Callable[..., Any]] = []
 
 def watch(notice: Notice) -> Callable[[], None]:
     """Have ``notice`` called with every out-of-memory error that ends a backward pass.
+
+    It is called with None after a backward pass that went well.
 
     Returns:
         A function that ends this. With the last one PyTorch is as it was.
@@ -44,11 +46,14 @@ def watch(notice: Notice) -> Callable[[], None]:
 
 def _run_backward(*args: Any, **kwargs: Any) -> Any:
     try:
-        return _inner[0](*args, **kwargs)
+        result = _inner[0](*args, **kwargs)
     except torch.OutOfMemoryError as error:
         for notice in tuple(_watching):
             notice(error)
         raise
+    for notice in tuple(_watching):
+        notice(None)
+    return result
 
 
 def _nothing() -> None:

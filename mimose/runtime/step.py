@@ -28,6 +28,7 @@ class OpenStep:
         forwarded: When the model's forward pass ended, or None.
         ordered: What the executor was told to do instead of the decision's plan, or None.
         carried_out: What the forward pass really carried out, or None before it ended.
+        backward_ran: Whether a backward pass has gone well since the model's forward pass.
         backward_done: When the optimizer began, or None.
         optimized: When the optimizer ended, or None.
         memory: The figures when the optimizer ended, or None.
@@ -58,6 +59,7 @@ class OpenStep:
         self.forwarded: Any = None
         self.ordered: AnyPlan | None = None
         self.carried_out: AnyPlan | None = None
+        self.backward_ran = False
         self.backward_done: Any = None
         self.optimized: Any = None
         self.memory: StepMemory | None = None

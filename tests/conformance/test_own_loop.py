@@ -174,6 +174,19 @@ def test_a_step_that_no_one_asked_about_ends_with_the_next_or_with_detaching(pla
     assert handle.last_record.size == sizes[-1]
 
 
+def test_a_last_step_without_an_optimizers_ends_with_detaching():
+    model = build()
+    with mimose.attach(model, None, planner="full") as handle:
+        for length in LENGTHS[:3]:
+            model(**inputs(length)).loss.backward()
+        assert handle.last_record.size == (4, LENGTHS[1])
+    assert handle.last_record.size == (4, LENGTHS[2])
+    assert "steps: 3, " in handle.summary()
+    with mimose.attach(model, None, planner="full") as handle:
+        model(**inputs(LENGTHS[0]))  # No step: there is no backward pass.
+    assert "steps: none yet" in handle.summary()
+
+
 def test_detaching_restores_the_model(plain):
     losses, _ = plain
     model = build()
@@ -202,8 +215,12 @@ def test_what_cannot_be_attached():
         mimose.attach(model, None)
     with pytest.raises(ValueError, match="no blocks were found in Linear"):
         mimose.attach(torch.nn.Linear(3, 3), None)
-    with pytest.raises(ValueError, match="less than the model's parameters take"):
-        mimose.attach(model, 1000)
+    with pytest.raises(ValueError, match=r"less than the model's parameters take .* write 6GB if"):
+        mimose.attach(model, 6)
+    with pytest.raises(ValueError, match=r"cannot be meant: .* write 6GB if"):
+        mimose.attach(model, "6")
+    with pytest.raises(ValueError, match="enforce must be True or False, not 'yes'"):
+        mimose.attach(model, "1GB", enforce="yes")
 
 
 def test_tensors_are_evicted_in_a_users_loop(plain):

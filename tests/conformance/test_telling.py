@@ -11,6 +11,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 import mimose
+from mimose.devices import open_device
 
 MIB = 1 << 20
 
@@ -109,6 +110,31 @@ def test_a_refusal_adds_up():
     needs, resident, step, enough = map(float, found.groups())
     assert needs == pytest.approx(resident + step, abs=0.025)
     assert 60 < needs < enough
+
+
+def test_the_budget_that_a_refusal_names_is_enough_where_tensors_are_large():
+    # Of tensors of 200 MB little is free in one piece that is free in several.
+    lengths = (8000, 4000, 12000, 13000, 10000, 24000)
+
+    def reserved(budget, **options):
+        device = open_device("sim:v100", reset_peaks=True)
+        try:
+            model = device.build(build)
+            device.adopt(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            with mimose.attach(model, budget, "mimose", device=device, **options) as handle:
+                for length in lengths:
+                    model(device.put({"x": torch.ones(8, length, 64)})["x"]).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                return handle.last_record
+        finally:
+            device.close()
+
+    with pytest.raises(mimose.Infeasible) as caught:
+        reserved("600MB", sheltered=3)
+    record = reserved(caught.value.least_budget_bytes, sheltered=3, enforce=True)
+    assert (record.size, record.outcome) == ((8, 24000), "ok")
 
 
 def test_a_budget_that_fits_nothing_has_a_sentence_of_its_own():

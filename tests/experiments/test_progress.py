@@ -21,6 +21,20 @@ def test_plain_lines_when_not_a_terminal(monkeypatch):
     assert len(lines) == 2 + 4
 
 
+def test_what_comes_before_the_second_step_is_no_part_of_the_rate(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with Progress(9, "t", stream=io.StringIO()) as shown:
+        clock[0] = 60.0  # A profile, and the first step.
+        shown.step(loss=1.0)
+        assert shown.line() == "t: 1/9, loss 1.0000"
+        for _ in range(4):
+            clock[0] += 2.0
+            shown.step()
+        clock[0] += 30.0  # Counting FLOPs.
+        assert shown.line() == "t: 5/9, 0.50 steps/s, 8.00 s left, loss 1.0000"
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

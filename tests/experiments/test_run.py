@@ -14,7 +14,7 @@ import pytest
 from mimose_bench.experiments import tables
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.reading import find_runs, load_run
-from mimose_bench.experiments.run import run
+from mimose_bench.experiments.run import run, slow_here
 
 MIB = 1 << 20
 
@@ -72,6 +72,12 @@ def test_a_budget_below_the_parameters_is_a_result(tmp_path: Path) -> None:
     assert (result.exit_code, result.info["outcome"]) == (3, "infeasible")
     assert "less than the model's parameters take" in str(result.message)
     assert load_run(result.info["summary"]["run_dir"]).info["summary"]["num_steps"] == 0
+
+
+def test_a_full_size_run_on_the_cpu_is_told_of_smaller_ones(tmp_path: Path) -> None:
+    assert "--scale small" in str(slow_here(tiny(tmp_path, scale="full"), "cpu"))
+    assert slow_here(tiny(tmp_path, scale="full"), "sim") is None
+    assert slow_here(tiny(tmp_path), "cpu") is None
 
 
 def test_a_loss_that_is_no_number_is_said_and_not_hidden(tmp_path: Path) -> None:

@@ -181,8 +181,12 @@ def test_blocks_by_name() -> None:
 def test_what_cannot_be_used_says_what_to_change() -> None:
     with pytest.raises(ValueError, match=r"no blocks were found in Linear: .*blocks=\["):
         find_blocks(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="no module of BertModel is called 'layer"):
+    with pytest.raises(ValueError, match="no module of BertModel is called 'layer") as caught:
         find_blocks(bert(), ["layer.*"])
+    assert "the nearest are encoder.layer.*; " in str(caught.value)
+    assert str(caught.value).endswith("without blocks= the blocks are encoder.layer.* (12)")
+    with pytest.raises(ValueError, match=r"'upp': the nearest are up$"):
+        find_blocks(nn.ModuleDict({"up": nn.Linear(2, 2), "x": nn.ReLU()}), ["upp"])
     with pytest.raises(ValueError, match=r"lies within block encoder\.layer\.0"):
         find_blocks(bert(), ["encoder.layer.0", "encoder.layer.0.attention"])
     with pytest.raises(ValueError, match="is a list of names"):

@@ -645,11 +645,17 @@ class Mimose(Bound):
         )
 
     def _lost(self, peak: int, packed: Packed, reserve: Reserve) -> int:
-        """Return what is lost to packing, and the margin, under a budget that is large enough."""
+        """Return what is lost to packing, and the margin, under a budget that is large enough.
+
+        The largest tensor counts once more: what is free for it may lie in smaller pieces.
+        """
+        large = () if packed.segments is None else packed.segments.large
+        pieces = large[0][0] if large and not self.info.expandable_segments else 0
+        waste = packed.waste_bytes + pieces
         # The margin starts larger under a larger budget: an eighth of it at most.
-        need = peak + packed.waste_bytes
+        need = peak + waste
         larger = self._new_reserve(replace(self.info, budget_bytes=need + need // 7))
-        return packed.waste_bytes + max(reserve.margin_bytes, larger.margin_bytes)
+        return waste + max(reserve.margin_bytes, larger.margin_bytes)
 
     def _refused(
         self,
