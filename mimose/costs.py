@@ -49,9 +49,10 @@ class Profile:
     caller. ``freed`` is the part of its input that is gone when its backward comes, since it is
     kept and saves none of it; a recomputed block holds its input. ``shared`` are inputs that
     several blocks take, at the first of them; they are taken to be gone unless that one or a later
-    block is recomputed. ``loss_peak`` is the part of ``head_peak`` that is still forward. Without
-    these a block's inputs stay, whatever the plan. ``passed`` is the part of its activation that
-    the next block's level holds in any case: what its caller was given and holds until then.
+    block is recomputed. ``loss_peak`` is the part of ``head_peak`` that is still forward, as long
+    as blocks' inputs are held, and ``after_peak`` the rest of that part. Without these a block's
+    inputs stay, whatever the plan. ``passed`` is the part of its activation that the next block's
+    level holds in any case: what its caller was given and holds until then.
     ``measuring`` is by how much more a recomputed block's backward takes in a step that measures
     beside its plan, in which the block runs again to its end.
 
@@ -84,6 +85,7 @@ class Profile:
     freed: tuple[int, ...] = ()
     shared: tuple[int, ...] = ()
     loss_peak: int = 0
+    after_peak: int = 0
     passed: tuple[int, ...] = ()
     measuring: tuple[int, ...] = ()
 
@@ -271,14 +273,16 @@ def _letting_values_go(
     for block, rise in rises.items():
         backward[block] += rise
     for block in (r.block for r in plan.remade):
-        less = let_go.get(block, 0)
+        less = before = let_go.get(block, 0)
         if freed and block in holding:
-            # What was gone is held now.
+            # What was gone is held now; what its caller holds is in the forward levels anyway.
             less -= freed[block]
+            late = max(0, forward[block] - activation[block]) if forward else 0
+            before -= max(0, freed[block] - late)
             freed[block] = 0
         activation[block] = max(0, activation[block] - less)
         if forward:
-            forward[block] = max(0, forward[block] - less)
+            forward[block] = max(0, forward[block] - before)
     return replace(
         profile,
         activation=tuple(activation),
@@ -302,6 +306,8 @@ def _outside(
     top, where = profile.head_peak + base + at_head, "head"
     if profile.loss_peak + before > top:
         top = profile.loss_peak + before
+    if profile.after_peak and profile.after_peak + base > top:
+        top = profile.after_peak + base
     if profile.first_peak > top:
         top, where = profile.first_peak, "before the first block"
     if profile.tail_peak + at_end > top:

@@ -265,7 +265,11 @@ class Collected:
         collector_seconds: Time spent on the extra forward passes and on measuring.
         outside_seconds: Time of the forward and backward pass outside all blocks.
         outside_flops: FLOPs there; None where they were not counted.
-        loss_peak_bytes: Peak level from the end of the last block's forward to that of the model's.
+        loss_peak_bytes: Peak level from the end of the last block's forward to that of the model's,
+            or to where nobody holds any more what blocks were given and have returned, of that
+            which is gone at the end.
+        after_peak_bytes: Peak level from there to the end of the model's forward; 0 where that was
+            not looked at.
         traced: What was seen inside blocks, where that was looked at; one a block at most.
     """
 
@@ -277,6 +281,7 @@ class Collected:
     outside_seconds: float = 0.0
     outside_flops: int | None = None
     loss_peak_bytes: int = 0
+    after_peak_bytes: int = 0
     traced: tuple[Traced, ...] = ()
 
 

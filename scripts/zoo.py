@@ -76,10 +76,10 @@ tests them.
 NOTES = """Where a prediction is off by more than {exact:.0%}, the notes name the cause where it was
 found. All of these shrink as models grow:
 
-- **attention weights** that the last layer returns are held by the model's loop until that is
-  over. If the layer is kept, they are counted twice until the model's forward is over.
-- **held inputs**: the first layer's input, and what all layers take, count as held until the
-  model's forward is over; here they are gone as soon as the layers are.
+- **earlier table**: the model holds a table of positions for the size that it saw last. A new one
+  replaces it in the forward, whose levels depend on the size before by that.
+- **held inputs**: what all layers of an encoder take counts as held until those of the decoder are
+  over, too.
 - **random state**: a recomputed block saves the generator's, 5 KB, which is memory of the device on
   the cpu only. It is counted for kept blocks, too, and shows in models of a few MB.
 - **scratch memory** of a block's forward that only its largest sizes need: what is the larger of

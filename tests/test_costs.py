@@ -323,6 +323,48 @@ def test_a_block_that_lets_values_go_frees_its_input_unless_it_holds_it(
     assert found >= freeing.head_peak + base
 
 
+@pytest.mark.parametrize(("late", "more"), [(0, 50), (20, 30), (50, 0)])
+def test_an_input_that_its_caller_holds_counts_once_in_the_forward(late: int, more: int) -> None:
+    """A block that holds its input adds to later levels what its caller would have let go of."""
+    chain = uniform(5)
+    profile = replace(
+        profile_of(chain),
+        activation=(950,) * 5,
+        forward_activation=(950 + late, 950, 950, 950, 950),
+        freed=(50,) * 5,
+        loss_peak=profile_of(chain).head_peak + 1000,
+    )
+    plan = replace(Plan.keep_all(5), remade=(Remade(0, (0,)),))
+    info, let_go = info_of(chain), {0: 300}
+    free, held = (
+        predict_peak(profile, plan, info, Situation(0), let_go, holding=holding).bytes
+        for holding in ((), (0,))
+    )
+    assert held - free == more
+
+
+@pytest.mark.parametrize(("recomputed", "less"), [((), 70), ((1,), 50), ((0,), 0)])
+def test_what_comes_after_the_layers_has_none_of_their_inputs(
+    recomputed: tuple[int, ...], less: int
+) -> None:
+    """Of the first block 50 that its caller holds, and 20 that two blocks take."""
+    chain = uniform(5)
+    profile = replace(
+        profile_of(chain),
+        activation=(950, *[1000] * 4),
+        forward_activation=(1000,) * 5,
+        freed=(50, 0, 0, 0, 0),
+        shared=(20, 0, 0, 0, 0),
+    )
+    plan, info = Plan.recompute_each(5, recomputed), info_of(chain)
+    peak = profile.head_peak + 1000
+    before, after = (
+        predict_peak(replace(profile, **{name: peak}), plan, info, Situation(0)).bytes
+        for name in ("loss_peak", "after_peak")
+    )
+    assert before - after == less
+
+
 @settings(deadline=None)
 @given(chains(), st.data(), st.booleans())
 def test_fast_path_equals_general_path(

@@ -406,7 +406,7 @@ class Static(Bound):
             backward_peak=columns["backward_peak"],
             forward_seconds=(0.0,) * count,
             first_peak=outside["first_peak"],
-            head_peak=max(outside["loss_peak"], outside["head_peak"]),
+            head_peak=max(outside[name] for name in ("loss_peak", "after_peak", "head_peak")),
             tail_peak=outside["tail_peak"],
             optimizer_peak=0,
         )

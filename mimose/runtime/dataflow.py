@@ -10,6 +10,7 @@ differ and nothing else in the model ever looks at it. Everywhere else there is 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ MAYBE_NOTHING = frozenset((
     "to", "contiguous", "type", "float", "half", "bfloat16", "type_as", "cpu", "cuda",
 ))
 # fmt: on
+_UNHELD = 3
+"""References to a tensor that only backward needs: PyTorch's, and two to ask for their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class DataFlow:
         links: For each block, how the block before it feeds it; None at a cut and for block 0.
         specs: For each block, the structure of its arguments.
         sole: For each block, the places of those flattened arguments that nothing else in the model
-            uses, and whether each is the output of a block.
+            uses, and whether each is the output of a block that its caller does not hold on to.
         shared: Of each tensor that several blocks take and nothing else in the model uses, the
             blocks and its places among their flattened arguments.
     """
@@ -85,6 +88,14 @@ class _Seen:
         self.plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
         self.reference = weakref.ref(tensor)
         self.shape = tensor.shape
+
+    def is_held(self) -> bool:
+        """Whether Python code holds the tensor, and not only what saved it for backward.
+
+        With older PyTorch, a single one counts as the one that is PyTorch's: then this is False.
+        """
+        tensor = self.reference()
+        return tensor is not None and sys.getrefcount(tensor) > _UNHELD
 
 
 @dataclass(slots=True)
@@ -233,6 +244,7 @@ class FlowRecorder(TorchFunctionMode):
         self._used: set[_Seen] = set()
         self._looked_at: set[_Seen] = set()
         self._aliased: set[_Seen] = set()
+        self._lasting: set[_Seen] = set()
 
     def _known(self, tensor: torch.Tensor) -> _Seen | None:
         """Return what stands for a tensor, if it was seen before."""
@@ -284,6 +296,13 @@ class FlowRecorder(TorchFunctionMode):
     def enter_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of a block call that begins."""
         self.paused = True
+        if len(self.calls) > 1:
+            # Whatever called it has gone on by now: variables stand for other tensors.
+            self._lasting.update(
+                leaf
+                for leaf in self.calls[-2].arguments
+                if isinstance(leaf, _Seen) and leaf.is_held()
+            )
         arguments, spec = pytree.tree_flatten((args, kwargs))
         standing = [self._see(leaf) for leaf in arguments]
         self.calls.append(
@@ -346,6 +365,14 @@ class FlowRecorder(TorchFunctionMode):
             if (seen := self._known(tensor)) is not None
         }
         self._used |= held | stashed
+        if (self._lasting & self._outputs) - self._entries:
+            # One that holds on to what blocks are given does so to the end.
+            self._lasting.update(
+                leaf
+                for call in self.calls[-2:]
+                for leaf in call.arguments
+                if isinstance(leaf, _Seen)
+            )
         taken = Counter(
             leaf for call in self.calls for leaf in call.arguments if isinstance(leaf, _Seen)
         )
@@ -382,7 +409,7 @@ class FlowRecorder(TorchFunctionMode):
 
     def _sole(self, call: BlockCall, taken: Counter[_Seen]) -> tuple[tuple[int, bool], ...]:
         return tuple(
-            (place, leaf not in self._entries)
+            (place, leaf not in self._entries and leaf not in self._lasting)
             for place, leaf in enumerate(call.arguments)
             if isinstance(leaf, _Seen)
             and leaf in self._outputs

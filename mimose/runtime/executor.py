@@ -15,6 +15,7 @@ from mimose.devices.base import Device
 from mimose.eviction import Eviction
 from mimose.plan import Plan
 from mimose.records import Collected
+from mimose.runtime.afterwards import has_compiled_parts
 from mimose.runtime.blocks import BlockModule
 from mimose.runtime.calls import CallOrder, Key
 from mimose.runtime.checkpointing import prepare
@@ -27,10 +28,11 @@ from mimose.runtime.dataflow import (
     tensors_in,
 )
 from mimose.runtime.evicting import Evictions
+from mimose.runtime.holding import KNOWS_HOOKS
 from mimose.runtime.program import Program
 from mimose.runtime.remaking.remaker import Remaker
 from mimose.runtime.rerun import StepState
-from mimose.runtime.riding import RIDES, RidingCollector
+from mimose.runtime.riding import RidingCollector
 from mimose.runtime.run import Run
 from mimose.runtime.scheduled import ScheduledPass
 from mimose.runtime.shuttle import Collector
@@ -167,7 +169,7 @@ class Executor:
         if collect or getattr(plan, "regions", ()):
             prepare(self._device)
         if collect and self._measurable:
-            kind = RidingCollector if trace and RIDES else Collector
+            kind = RidingCollector if trace and KNOWS_HOOKS else Collector
             self._collector = kind(self._device, self._largest_gradient(), count=count)
         self._armed = (plan, collect)
         self._tracing = trace
@@ -339,7 +341,7 @@ class Executor:
             self._flow = self._flows.get(signature)
             recorder = FlowRecorder((args, kwargs)) if self._flow is None else None
         scheduled, cores = None, plan.cores
-        if collect and not (self._tracing and RIDES):
+        if collect and not (self._tracing and KNOWS_HOOKS):
             plan = Plan.recompute_each(len(self._order.keys))
         elif program is not None:
             scheduled = self._scheduled(program)
@@ -365,7 +367,7 @@ class Executor:
             wrapper.count = 0
         self._switch.open(run)
         if collect and self._collector is not None:
-            self._collector.start()
+            self._collector.start(looks=not has_compiled_parts(self._model))
         try:
             with self._caches_off(), recorder or nullcontext():
                 output = inner(*args, **kwargs)
@@ -378,6 +380,8 @@ class Executor:
         finally:
             self._switch.run = None
             run.close()
+            if collect and self._collector is not None:
+                self._collector.stop()
         self._learn(run, recorder, signature, output, probing)
         self._trainable = trainable
         if cores:

@@ -55,6 +55,7 @@ class Undo:
         self._norms: list[nn.Module] = []
         self._kept = Kept()
         self._copies: dict[Key, _Copy] = {}
+        self._large: list[tuple[str, torch.Tensor, int]] = []
         self._silent: set[Key] | None = None  # Not learned yet.
         self._restored = False
         self._rng: Any = None
@@ -84,6 +85,7 @@ class Undo:
                     if copy.tensor._version == copy.version and not copy.is_equal
                 }
         tensors = dict(self._surroundings.changeable())
+        self._large = [(key[1], t, t._version) for key, t in self._surroundings.large()]
         silent, counting = self._silent or (), self._counting()
         good = {
             key: old
@@ -128,6 +130,15 @@ class Undo:
                         UserWarning,
                         stacklevel=2,
                     )
+        for name, tensor, version in self._large:
+            if tensor._version != version:
+                warnings.warn(
+                    f"a step that ran out of memory is run again, and it has changed {name}, a "
+                    "large tensor in a module's attributes, in place, so that this step may change "
+                    "it twice: register it as a buffer",
+                    UserWarning,
+                    stacklevel=2,
+                )
         self._device.set_rng_state(self._rng)
 
     def _look(self) -> None:

@@ -32,11 +32,13 @@ class _Saved:
     """One tensor that is changed in place, as it was.
 
     ``version`` is its version counter then, or None where that does not tell whether it changed.
+    ``device`` is the one whose host memory the data is in, or None if it is beside the tensor.
     """
 
     tensor: torch.Tensor
     version: int | None
     data: torch.Tensor
+    device: Device | None = None
 
     def put_back(self) -> None:
         if self.tensor._version == self.version:
@@ -68,7 +70,7 @@ class Snapshot:
     def present(self) -> Snapshot:
         """Return what the same places hold now."""
         # Putting values back leaves the version counters as they are.
-        values = [_save(saved.tensor, silent=True) for saved in self.values]
+        values = [_save(saved.tensor, silent=True, device=saved.device) for saved in self.values]
         return Snapshot(self.kept.present(), values)
 
     def clear(self) -> None:
@@ -77,8 +79,12 @@ class Snapshot:
         self.values = []
 
 
-def _save(tensor: torch.Tensor, *, silent: bool) -> _Saved:
-    return _Saved(tensor, None if silent else tensor._version, tensor.detach().clone())
+def _save(tensor: torch.Tensor, *, silent: bool, device: Device | None = None) -> _Saved:
+    version = None if silent else tensor._version
+    if device is None:
+        return _Saved(tensor, version, tensor.detach().clone())
+    with device.host_memory():
+        return _Saved(tensor, version, tensor.detach().to("cpu", copy=True), device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,7 @@ class StepState:
         "_device",
         "_early",
         "_norms",
+        "_quiet",
         "_silent",
         "_standard",
         "_steady",
@@ -117,6 +124,7 @@ class StepState:
         self._surroundings = Surroundings(module)
         self._changing: set[Key] = set()
         self._steady: dict[Key, _Steady] = {}
+        self._quiet: set[Key] = set()
         self._early: bool | None = None  # Not looked for yet.
         self._look()
 
@@ -130,6 +138,8 @@ class StepState:
         ]
         self._norms = [m for m in norms if _is_pytorchs(m)]
         self._standard = {id(m._buffers) for m in self._norms}
+        homes = self._surroundings.homes()
+        self._steady = {key: known for key, known in self._steady.items() if key[0] in homes}
         # PyTorch's kernels change statistics and leave the version counters as they are.
         self._silent = {id(m._buffers) for m in norms} - self._standard
 
@@ -154,7 +164,24 @@ class StepState:
             steady = self._steady[key]
             if steady.copy is not None:
                 values.append(_Saved(tensor, steady.version, steady.copy))
+        values += [saved for _, saved in self._large()[0]]
         return Snapshot(kept, values)
+
+    def _large(self) -> tuple[list[tuple[Key, _Saved]], list[tuple[Key, torch.Tensor, int]]]:
+        """Save the large tensors that may be changed in place.
+
+        Returns:
+            Those of which no run has shown that it leaves them, saved, and the versions of the
+            others: a copy would take as much memory as an activation, and most are nothing else.
+        """
+        saved: list[tuple[Key, _Saved]] = []
+        quiet: list[tuple[Key, torch.Tensor, int]] = []
+        for key, tensor in self._surroundings.large():
+            if key in self._quiet:
+                quiet.append((key, tensor, tensor._version))
+            else:
+                saved.append((key, _save(tensor, silent=False, device=self._device)))
+        return saved, quiet
 
     def _is_steady(self, key: Key, tensor: torch.Tensor) -> bool:
         steady = self._steady.get(key)
@@ -216,6 +243,7 @@ class StepState:
                 steady.append((key, tensor))
             else:
                 before.append((key, _save(tensor, silent=key[0] in self._silent)))
+        large, quiet = self._large()
         yield
         for key, tensor in steady:
             known = self._steady[key]
@@ -226,16 +254,30 @@ class StepState:
             if known.copy is not None:
                 snapshot.values.append(_Saved(tensor, known.version, known.copy))
             elif not tensor.is_meta:
-                raise RuntimeError(
-                    f"block {self.name} changed its buffer {key[1]} for the first time while it "
-                    "was to be recomputed: run this step again"
-                )
+                raise self._too_late(f"its buffer {key[1]}")
+        for key, tensor, version in quiet:
+            if tensor._version != version:
+                self._quiet.discard(key)
+                self._changing.add(key)
+                raise self._too_late(f"{key[1]}, a large tensor in its attributes,")
+        for key, saved in large:
+            if saved.tensor._version != saved.version:
+                snapshot.values.append(saved)
+                self._changing.add(key)
+            elif key not in self._changing:
+                self._quiet.add(key)
         for key, saved in before:
             if saved.tensor._version != saved.version:  # Or it does not tell.
                 snapshot.values.append(saved)
                 self._changing.add(key)
             elif key not in self._changing:
                 self._keep_steady(key, saved.tensor)
+
+    def _too_late(self, what: str) -> RuntimeError:
+        return RuntimeError(
+            f"block {self.name} changed {what} for the first time while it was to be recomputed: "
+            "run this step again"
+        )
 
     def _keep_steady(self, key: Key, tensor: torch.Tensor) -> None:
         copy = None

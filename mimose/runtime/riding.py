@@ -29,7 +29,7 @@ from mimose.runtime.capturing import Captured
 from mimose.runtime.checkpointing import active_checkpoint
 from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import tensors_in
-from mimose.runtime.ledger import OUTSIDE
+from mimose.runtime.holding import Held
 from mimose.runtime.remaking.saving import Saving
 from mimose.runtime.remaking.trace import Trace
 from mimose.runtime.remaking.tracing import Tracer, recording
@@ -45,10 +45,6 @@ from mimose.runtime.storages import (
 )
 from mimose.runtime.wrappers import BlockForward
 from mimose.solvers.packing import ROUND, round_up
-
-RIDES = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
-"""Whether this PyTorch tells which hooks a checkpoint has, so that others can be put before them;
-2.8 and later do."""
 
 
 class Passage(NamedTuple):
@@ -157,12 +153,11 @@ class RidingCollector(Collector):
         sample.checkpoint_peak = peak_of(high) - low
         # Until its run in backward has shown it: no more than both together.
         sample.kept_peak = sample.checkpoint_peak + sample.activation
-        sample.unsaved = self._unsaved((args, kwargs), saved)
+        sample.unsaved = self._unsaved(key, (args, kwargs), saved)
         sample.passing = also_saved((result, captured.added()), inputs, outputs, saved)
         self._passed.update(one.reference for one in sample.passing)
         self._check_left(wrapper.name, sample.activation, left)
-        self._watch_gradients(key, result, inputs)
-        ledger.begin(OUTSIDE)
+        self._finish_call(key, result, inputs)
         return result
 
     def _lasting(self, key: Key, trace: Trace, saved: Saved, casts: Sequence[int]) -> set[int]:
@@ -264,15 +259,19 @@ class RidingCollector(Collector):
             if found is not None:
                 found.note(tensor)
             packs.append(_identity(tensor))
-            return len(packs) - 1, pack(tensor)
+            return len(packs) - 1, Held(pack(tensor))
 
         def needing(packed: Any) -> Any:
             place, held = packed
+            # What a block with a checkpoint of its own makes again is gone sooner than if kept.
+            keeping = not remade and self._wrappers[key].checkpoints
             if remade and not (self._closed or self.finished):
                 # Making it again belongs neither to what was before nor to it.
                 peak = self._end_moment().peak_allocated
                 self._before.setdefault(key, (peak or 0) - self._base)
-            tensor = unpack(held)
+            tensor = unpack(held.packed)
+            if keeping:
+                self._holding.take(held, tensor)
             self._come_to(key, place)
             return tensor
 

@@ -23,11 +23,13 @@ from torch.utils import _pytree as pytree
 
 from mimose.devices.base import Device, Mark
 from mimose.records import BlockSample, Collected
+from mimose.runtime.afterwards import Afterwards
 from mimose.runtime.calls import Key
 from mimose.runtime.capturing import Captured
 from mimose.runtime.checkpointing import active_checkpoint
 from mimose.runtime.cores import Cores
 from mimose.runtime.dataflow import tensors_in
+from mimose.runtime.holding import KNOWS_HOOKS, Holding
 from mimose.runtime.ledger import OUTSIDE, Ledger
 from mimose.runtime.levels import Levels
 from mimose.runtime.remaking.trace import Trace
@@ -42,6 +44,7 @@ from mimose.runtime.storages import (
     list_storage,
     listing,
     new_storages,
+    new_tensors,
     remaining,
     storages_of,
 )
@@ -69,6 +72,7 @@ class Sample:
         "end",
         "freed",
         "freed_late",
+        "gap_peak",
         "held",
         "inside_checkpoint",
         "kept",
@@ -95,6 +99,7 @@ class Sample:
         self.passing: list[Returned] = []
         self.copies: list[tuple[StorageWeakRef, int]] = []
         self.copy_bytes = self.freed = self.freed_late = self.shared = 0
+        self.gap_peak = 0  # Of the block kept, from the end of its forward to what comes next.
         self.end = self.let_go = self.passed = self.measuring_peak = 0
         self.unsaved: dict[int, int] = {}
         # Of what passes what was there when the next block began; None if none did.
@@ -145,7 +150,7 @@ class Sample:
             level_bytes=self.level,
             activation_bytes=self.activation,
             output_bytes=self.output,
-            kept_peak_bytes=self.kept_peak,
+            kept_peak_bytes=max(self.kept_peak, self.gap_peak),
             checkpoint_peak_bytes=self.checkpoint_peak,
             backward_peak_bytes=self.backward_peak,
             forward_seconds=seconds["forward", key],
@@ -204,22 +209,36 @@ class Collector:
         self._samples: dict[Key, Sample] = {}
         self._wrappers: dict[Key, BlockForward] = {}
         self._last: Sample | None = None
-        self._first_peak = self._loss_peak = self._head_peak = self._tail_peak = 0
+        self._first_peak = self._loss_peak = self._after_peak = 0
+        self._head_peak = self._tail_peak = 0
         self._passed: set[StorageWeakRef] = set()
+        self._afterwards: Afterwards | None = None
         self._segment_start = 0
+        self._holding = Holding()
         self._open: Key | None = None
         self._arrived_at: set[Key] = set()
-        self._closed = self._begun = False
+        self._closed = self._begun = self._parted = False
         self._left_behind = self._largest_activation = 0
 
     def close(self) -> None:
         """Ignore whatever still arrives: another step has begun."""
         self._closed = True
         self._levels.stop()
+        self.stop()
 
-    def start(self) -> None:
-        """Note that the forward pass begins."""
+    def start(self, *, looks: bool = True) -> None:
+        """Note that the forward pass begins.
+
+        Args:
+            looks: Whether modules may be looked at that are called outside of blocks.
+        """
+        self._afterwards = Afterwards(self._levels) if looks else None
         self._ledger.begin(OUTSIDE)
+
+    def stop(self) -> None:
+        """Note that the forward pass is over, or has failed."""
+        if self._afterwards is not None:
+            self._afterwards.stop()
 
     def counting(self) -> AbstractContextManager[Any]:
         """Return the context for the whole pass in which FLOPs are counted, if they are to be."""
@@ -231,7 +250,10 @@ class Collector:
 
     def first_running(self, key: Key) -> AbstractContextManager[None]:
         """Return the context of a block's first run, within its checkpoint."""
-        return nullcontext()
+        wrapper = self._wrappers.get(key)
+        if wrapper is None or not wrapper.checkpoints or not KNOWS_HOOKS:
+            return nullcontext()
+        return self._holding.hooks(*torch._C._autograd._top_saved_tensors_default_hooks(False))
 
     def rerunning_core(self, key: Key) -> AbstractContextManager[None]:
         """Return the context of the second run of a block's attention core, in backward."""
@@ -302,7 +324,7 @@ class Collector:
         sample.output = sum(round_up(size, ROUND) for size in outputs.values())
         sample.activation = max(0, high.allocated - low - sample.output)
         sample.kept_peak = sample.checkpoint_peak = peak_of(high) - low
-        sample.unsaved = self._unsaved((args, kwargs), saved)
+        sample.unsaved = self._unsaved(key, (args, kwargs), saved)
         if [t._version for t in inputs] != versions:
             self.keep_only.add(key)
             rerun = None
@@ -338,9 +360,18 @@ class Collector:
                 else:
                     left += size
             self._check_left(wrapper.name, sample.activation, min(left, low - before_plain))
-        self._watch_gradients(key, result, inputs)
-        ledger.begin(OUTSIDE)
+        self._finish_call(key, result, inputs)
         return result
+
+    def _finish_call(self, key: Key, result: Any, inputs: Sequence[torch.Tensor]) -> None:
+        """Go on with what is outside of blocks."""
+        self._watch_gradients(key, result, inputs)
+        if self._afterwards is not None:
+            sample = self._samples[key]
+            places = {place for place, _ in self._wrappers[key].passes}
+            places = places if sample.kept else {one.place for one in sample.passing}
+            self._afterwards.watch(new_tensors(result, inputs, places) if places else ())
+        self._ledger.begin(OUTSIDE)
 
     def _watching(
         self, key: Key, saved: Saved, tracer: Tracer | None
@@ -350,7 +381,7 @@ class Collector:
             return listing(saved)
         return tracing(tracer, partial(list_storage, saved))
 
-    def _unsaved(self, own: tuple[Any, Any], saved: Saved) -> dict[int, int]:
+    def _unsaved(self, key: Key, own: tuple[Any, Any], saved: Saved) -> dict[int, int]:
         """Return which arguments a plain call saves nothing of: their places and their bytes.
 
         Those that share their memory are left out, and those that the block before saves.
@@ -364,6 +395,8 @@ class Collector:
             known = storage._cdata in saved or StorageWeakRef(storage) in self._passed
             if whole and not known:
                 found[place] = round_up(storage.nbytes(), ROUND)
+                if self._afterwards is not None:
+                    self._afterwards.note(key, place, leaf)
         return found
 
     def free_inputs(self, key: Key, sole: Sequence[tuple[int, bool]]) -> None:
@@ -372,13 +405,17 @@ class Collector:
         Args:
             key: The call.
             sole: Their places, and whether each is a block's output: what called the first block
-                holds its argument until the forward pass is over.
+                may hold its argument until the forward pass is over.
         """
         sample = self._samples.get(key)
         if sample is not None:
-            unsaved = sample.unsaved
-            sample.freed = sum(unsaved.get(place, 0) for place, inner in sole if inner)
-            sample.freed_late = sum(unsaved.get(place, 0) for place, inner in sole if not inner)
+            gone = frozenset() if self._afterwards is None else self._afterwards.early
+            sample.freed = sample.freed_late = sample.shared = 0
+            for place, inner in sole:
+                if inner or (key, place) in gone:
+                    sample.freed += sample.unsaved.get(place, 0)
+                else:
+                    sample.freed_late += sample.unsaved.get(place, 0)
 
     def share(self, takers: Sequence[tuple[Key, int]]) -> None:
         """Take which calls an argument goes to that nobody else uses, and at which places."""
@@ -398,11 +435,17 @@ class Collector:
         """
         if self._closed or self._arrived_at or self._last is None:
             return
+        peaks = None if self._afterwards is None else self._afterwards.end()
         mark = self._levels.mark()
         self._loss_peak = peak_of(mark) - self._base
-        if mark.peak_allocated is None or not any(
-            not reference.expired() for s in self._samples.values() for reference, _ in s.copies
-        ):
+        copies = [reference for s in self._samples.values() for reference, _ in s.copies]
+        if peaks is not None and not copies:
+            self._loss_peak = peaks.holding - self._base
+            self._after_peak = peaks.after - self._base
+            self._parted = peaks.returning is not None
+            if peaks.returning is not None:
+                self._charge(self._last, peaks.returning - self._base)
+        if mark.peak_allocated is None or all(reference.expired() for reference in copies):
             return
         for tensor in tensors_in(output):
             if tensor.requires_grad:
@@ -460,11 +503,14 @@ class Collector:
             outside_seconds=seconds[OUTSIDE],
             outside_flops=ledger.flops_of(OUTSIDE),
             loss_peak_bytes=self._loss_peak,
+            after_peak_bytes=self._after_peak,
             traced=tuple(trace.traced(number(key)) for key, trace in self.traces.items()),
         )
 
     def _begin(self, key: Key, wrapper: BlockForward, mark: Mark) -> Sample:
         """Begin the sample of a call, which begins at ``mark``."""
+        if self._afterwards is not None:
+            self._afterwards.go_on()
         self._close_gap(mark)
         last = self._last
         if last is not None:
@@ -480,9 +526,13 @@ class Collector:
         if last is None:
             self._first_peak = peak
             return
-        last.checkpoint_peak = max(last.checkpoint_peak, peak - last.level)
-        above = peak - last.level + (last.let_go if last.kept else last.activation)
-        last.kept_peak = max(last.kept_peak, above)
+        self._charge(last, peak)
+
+    def _charge(self, sample: Sample, peak: int) -> None:
+        """Charge a peak after a block's forward, while all that it returned was there, to it."""
+        sample.checkpoint_peak = max(sample.checkpoint_peak, peak - sample.level)
+        above = peak - sample.level + (sample.let_go if sample.kept else sample.activation)
+        sample.gap_peak = max(sample.gap_peak, above)
 
     def _watch_gradients(self, key: Key, result: Any, inputs: Iterable[torch.Tensor]) -> None:
         given = {id(t) for t in inputs}
@@ -504,6 +554,8 @@ class Collector:
                 passes = sample.settle()
                 if not sample.kept:
                     self._wrappers[key_of].passes = passes
+            if self._parted and self._last is not None:
+                self._last.passed = 0  # No peak after it has that beside it.
             # The only way to learn that the backward pass has ended, short of patching it.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
         else:
@@ -522,6 +574,7 @@ class Collector:
         self._ledger.begin(OUTSIDE)
 
     def _close_segment(self, mark: Mark) -> None:
+        self._holding.end()
         peak = peak_of(mark)
         if self._open is None:
             if mark.peak_allocated is None:

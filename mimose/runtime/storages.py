@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -82,6 +82,14 @@ def cast_sizes(module: torch.nn.Module, kind: str) -> list[int]:
 def new_storages(result: Any, inputs: Iterable[torch.Tensor]) -> dict[int, int]:
     """Return the bytes of each storage of the result that is not one of the inputs'."""
     return {key: t.untyped_storage().nbytes() for key, t in _new(result, inputs).items()}
+
+
+def new_tensors(
+    result: Any, inputs: Iterable[torch.Tensor], places: Container[int]
+) -> list[torch.Tensor]:
+    """Return a tensor for each of those storages whose place among them is one of ``places``."""
+    new = _new(result, inputs).values()
+    return [tensor for place, tensor in enumerate(new) if place in places]
 
 
 def also_saved(

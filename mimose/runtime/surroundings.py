@@ -16,13 +16,14 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, takewhile
-from operator import is_, itemgetter
+from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
 
 from mimose.runtime.fingerprint import AttributePrint, Fingerprint
+from mimose.runtime.structure import Structure, marked
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device))
 Key = tuple[int, str]
@@ -30,12 +31,14 @@ Key = tuple[int, str]
 
 _LARGEST_ATTRIBUTE_BYTES = 1 << 20
 _DEPTH = 4
+# An object under a private name may lead to the rest of the program: a module's owner, say.
+_DEPTH_OF_PRIVATE = 1
 _MOST_ITEMS = 10_000
 _MISSING = object()
+_CONTAINERS = (list, tuple, dict, set, deque)
 # Never put back: `training` alone of what every module has is anybody's to change.
 _STANDARD = frozenset(vars(nn.Module())) - {"training"} | {"forward", "_compiled_call_impl"}
 _STANDARD_AND_MODE = _STANDARD | {"training"}
-_MODE = itemgetter("training")
 _LEFT_ALONE = frozenset(sys.stdlib_module_names) - {"collections", "types", "__main__"} | {
     "accelerate",
     "builtins",
@@ -79,7 +82,6 @@ class _Frame:
         "buffers",
         "inner",
         "modes",
-        "other_modes",
         "own",
         "prints",
         "tensors",
@@ -91,7 +93,6 @@ class _Frame:
         self.before = [(place, dict(place)) for place in own.places]
         self.buffers = [(place, dict(place)) for place in own.buffers]
         self.modes = [m.training for m in own.modules]
-        self.other_modes = own.other_modes()
         self.buffered = [
             ((id(place), name), tensor)
             for place in filter(None, own.buffers)
@@ -99,19 +100,25 @@ class _Frame:
             if tensor is not None and not tensor.is_inference()
         ]
         self.walked: _Walked | None = None
+        theirs = {
+            id(before) for (_, before), is_theirs in zip(self.before, own.theirs) if is_theirs
+        }
         values = [
             (before, name, value)
             for (_, before), start in zip(self.before, own.starts)
             for name, value in islice(before.items(), start, None)
             if name not in _STANDARD
         ]
-        self.inner = [value for _, name, value in values if _may_change(value, name[0] != "_")]
-        tensors = [entry for entry in values if isinstance(entry[2], torch.Tensor)]
         places = {id(before): id(place) for place, before in self.before}
+        # What PyTorch's modules keep under names of their own is made from their parameters.
+        self.inner = [
+            ((places[id(before)], name), value)
+            for before, name, value in values
+            if _may_change(value) and (name[0] != "_" or id(before) not in theirs)
+        ]
+        tensors = [entry for entry in values if isinstance(entry[2], torch.Tensor)]
         self.tensors = [
-            ((places[id(before)], name), t)
-            for before, name, t in tensors
-            if t.grad_fn is None and not t.requires_grad
+            ((places[id(before)], name), t) for before, name, t in tensors if _is_plain_data(t)
         ]
         # None where a tensor would live on here although the module has let go of it.
         self.prints = (
@@ -125,11 +132,7 @@ class _Frame:
     def stays(self) -> bool:
         """Whether no attribute has changed."""
         prints = self.prints
-        return (
-            prints is not None
-            and all(print.stays() for print in prints)
-            and self.own.other_modes() == self.other_modes
-        )
+        return prints is not None and all(print.stays() for print in prints)
 
     def put_back(self) -> None:
         """Give every attribute what it was."""
@@ -144,27 +147,21 @@ class _Frame:
 
 
 class _Own:
-    """Where some modules keep attributes and buffers, and where the first own attribute is."""
+    """Where some modules keep attributes and buffers, and where the first own attribute is.
 
-    __slots__ = ("_others", "buffers", "modules", "places", "starts")
+    ``theirs`` says which of them are of PyTorch's own classes.
+    """
+
+    __slots__ = ("buffers", "modules", "places", "starts", "theirs")
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
         self.buffers = [m._buffers for m in modules]
-        # PyTorch's own forwards set no attributes; hooks may.
-        own = [
-            m for m in modules if not _is_pytorchs(m) or m._forward_hooks or m._forward_pre_hooks
-        ]
-        self.places = [vars(m) for m in own]
+        self.places = list(map(vars, modules))
+        self.theirs = list(map(_is_pytorchs, modules))
         self.starts = [
             len(list(takewhile(_STANDARD_AND_MODE.__contains__, place))) for place in self.places
         ]
-        known = set(map(id, self.places))
-        self._others = [place for place in map(vars, modules) if id(place) not in known]
-
-    def other_modes(self) -> list[bool]:
-        """Return the modes of those modules whose attributes are not looked at."""
-        return list(map(_MODE, self._others))
 
 
 class _Walked:
@@ -177,11 +174,12 @@ class _Walked:
 
     __slots__ = ("_print", "kept", "seen")
 
-    def __init__(self, values: list[Any]) -> None:
+    def __init__(self, values: list[tuple[Key, Any]]) -> None:
         self.kept = kept = Kept()
         self.seen: set[int] = set()
-        for value in values:
-            _walk(value, _DEPTH, kept, self.seen)
+        for key, value in values:
+            near = key[1][0] == "_" and not isinstance(value, _CONTAINERS)
+            _walk(value, _DEPTH_OF_PRIVATE if near else _DEPTH, kept, self.seen, key)
         # Others may hold tensors, or more contents, and are walked through each time.
         plain = (
             not kept.objects
@@ -205,15 +203,19 @@ class Kept:
 
     Attributes:
         frame: The attributes of modules.
+        structure: Which modules there are.
         objects: Dictionaries of the attributes of objects, and what they were.
         places: What else has contents, and what they were.
+        tensors: Tensors within them that may be changed in place.
         versions: Tensors that the arguments' objects hold, and their version counters.
     """
 
-    __slots__ = ("frame", "objects", "places", "versions")
+    __slots__ = ("frame", "objects", "places", "structure", "tensors", "versions")
 
     def __init__(self) -> None:
         self.frame: _Frame | None = None
+        self.structure: Structure | None = None
+        self.tensors: list[tuple[Key, torch.Tensor]] = []
         self.objects: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.places: list[tuple[Any, Any]] = []
         self.versions: list[tuple[torch.Tensor, int]] = []
@@ -223,12 +225,15 @@ class Kept:
         now, frame = Kept(), self.frame
         if frame is not None:
             now.frame = frame if frame.stays() else _Frame(frame.own, strong=True)
+        now.structure = None if self.structure is None else self.structure.present()
         now.objects = [(place, dict(place)) for place, _ in self.objects]
         now.places = [(place, _contents(place)) for place, _ in self.places]
         return now
 
     def put_back(self, now: Kept | None = None) -> None:
         """Give every place the contents that it had; ``now`` is what they have, if it is known."""
+        if self.structure is not None and (now is None or now.structure is not self.structure):
+            self.structure.put_back()
         if self.frame is not None and (now is None or now.frame is not self.frame):
             self.frame.put_back()
         for attributes, before in self.objects:
@@ -268,6 +273,7 @@ class Surroundings:
         self._with_parameters = with_parameters
         self._own = _Own([])
         self._frame: _Frame | None = None
+        self._structure = Structure([])
         self._buffers: list[tuple[Key, torch.Tensor]] = []
         self._tensors: list[tuple[Key, torch.Tensor]] = []
         self._print: Fingerprint | None = None
@@ -279,7 +285,8 @@ class Surroundings:
 
         Nothing is returned of parameters alone.
         """
-        if self._print is not None and self._print.stays():
+        known = self._print is not None and self._print.stays()
+        if known and self._structure.homes_stay():
             return False
         self.modules = list(self._module.modules())
         tables = [m._modules for m in self.modules]
@@ -292,7 +299,12 @@ class Surroundings:
         self._print = Fingerprint(tables, apart=False)
         self._own = _Own(self.modules)
         self._frame = None
+        self._structure = self._structure_now().lasting()
         return True
+
+    def _structure_now(self) -> Structure:
+        # An undone step leaves parameters' attributes: a look at each takes time in every step.
+        return Structure(self.modules, () if self._with_parameters else marked(self.modules))
 
     def save(
         self,
@@ -315,13 +327,17 @@ class Surroundings:
         if frame is None or not frame.stays():
             frame = _Frame(self._own, strong)
         kept.frame, self._frame = frame, None if frame.prints is None else frame
-        self._buffers, self._tensors = frame.buffered, frame.tensors
+        structure = self._structure
+        if not structure.notes_stay():
+            structure = self._structure_now()
+        kept.structure, self._structure = structure, structure.lasting()
         walked = frame.walked
         if walked is None or not walked.stays():
             walked = _Walked(frame.inner)
             frame.walked = walked if walked.lasts else None
         kept.objects += walked.kept.objects
         kept.places += walked.kept.places
+        self._buffers, self._tensors = frame.buffered, frame.tensors + walked.kept.tensors
         seen: set[int] | None = None
         for value in (*args, *kwargs.values()):
             if type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
@@ -329,6 +345,10 @@ class Surroundings:
                     seen = set(walked.seen)
                 _walk_given(value, kept, seen, containers)
         return kept
+
+    def homes(self) -> set[int]:
+        """Return the identities of the dictionaries that keys of tensors begin with."""
+        return {id(place) for place in (*self._own.places, *self._own.buffers)}
 
     def changeable(self) -> Iterator[tuple[Key, torch.Tensor]]:
         """Yield the tensors that may be changed in place: buffers, and small ones in attributes.
@@ -339,6 +359,17 @@ class Surroundings:
         for key, tensor in self._tensors:
             if tensor.nbytes <= _LARGEST_ATTRIBUTE_BYTES and not tensor.is_inference():
                 yield key, tensor
+
+    def large(self) -> list[tuple[Key, torch.Tensor]]:
+        """Return the large tensors in attributes, as :meth:`save` has seen them."""
+        return [
+            (key, tensor)
+            for key, tensor in self._tensors
+            if tensor.nbytes > _LARGEST_ATTRIBUTE_BYTES
+            and type(tensor) is torch.Tensor
+            and not tensor.is_meta
+            and not tensor.is_inference()
+        ]
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -354,7 +385,11 @@ def _same(now: dict[str, Any], before: dict[str, Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now.values(), before.values()))
 
 
-def _may_change(value: Any, objects: bool = True) -> bool:
+def _is_plain_data(tensor: torch.Tensor) -> bool:
+    return tensor.grad_fn is None and not tensor.requires_grad
+
+
+def _may_change(value: Any) -> bool:
     kind = type(value)
     if kind in _PLAIN or isinstance(value, torch.Tensor | nn.Module | type):
         return False
@@ -362,7 +397,7 @@ def _may_change(value: Any, objects: bool = True) -> bool:
         return not _is_plain(value)
     if isinstance(value, list | dict | set | deque):
         return True
-    return objects and _is_users(kind)
+    return _is_users(kind)
 
 
 def _is_plain(contents: Any) -> bool:
@@ -385,38 +420,44 @@ def _walk_given(value: Any, kept: Kept, seen: set[int], containers: bool) -> Non
             if type(item) not in _PLAIN and not isinstance(item, torch.Tensor):
                 _walk_given(item, kept, seen, containers)
     elif _may_change(value):
-        _walk(value, _DEPTH, kept, seen, given=True)
+        _walk(value, _DEPTH, kept, seen, (0, ""), given=True)
 
 
-def _walk(value: Any, depth: int, kept: Kept, seen: set[int], given: bool = False) -> None:
+def _walk(
+    value: Any, depth: int, kept: Kept, seen: set[int], key: Key, given: bool = False
+) -> None:
     if id(value) in seen:
         return
     seen.add(id(value))
-    items: Iterable[Any]
+    owner, name = key
+    items: Iterable[tuple[Any, Any]]
     if isinstance(value, tuple):
-        items = value
+        items = enumerate(value)
     elif isinstance(value, list | dict | set | deque):
         if len(value) > _MOST_ITEMS:
             return
         contents = _contents(value)
         kept.places.append((value, contents))
-        items = contents.values() if isinstance(contents, dict) else contents
+        items = enumerate(contents.values() if isinstance(contents, dict) else contents)
     else:
         items = _walk_object(value, kept)
-    for item in items:
-        if given and isinstance(item, torch.Tensor):
-            kept.versions.append((item, version_of(item)))
+    for place, item in items:
+        if isinstance(item, torch.Tensor):
+            if given:
+                kept.versions.append((item, version_of(item)))
+            elif _is_plain_data(item) and not isinstance(item, nn.Parameter):
+                kept.tensors.append(((owner, f"{name}.{place}"), item))
         elif depth and _may_change(item):
-            _walk(item, depth - 1, kept, seen, given)
+            _walk(item, depth - 1, kept, seen, (owner, f"{name}.{place}"), given)
 
 
-def _walk_object(value: Any, kept: Kept) -> list[Any]:
-    items: list[Any] = []
+def _walk_object(value: Any, kept: Kept) -> list[tuple[Any, Any]]:
+    items: list[tuple[Any, Any]] = []
     own = getattr(value, "__dict__", None)
     if isinstance(own, dict):
         before = dict(own)
         kept.objects.append((own, before))
-        items += before.values()
+        items += before.items()
     names = tuple(
         name
         for kind in type(value).__mro__
@@ -427,7 +468,7 @@ def _walk_object(value: Any, kept: Kept) -> list[Any]:
         slots = _Slots(value, names)
         contents = _contents(slots)
         kept.places.append((slots, contents))
-        items += contents
+        items += zip(names, contents)
     return items
 
 
@@ -454,7 +495,8 @@ def _put_back(place: Any, before: Any) -> None:
             else:
                 object.__setattr__(place.owner, name, value)
     elif isinstance(place, dict):
-        if not _same(place, before) or place.keys() != before.keys():
+        # Order counts: code may take the first.
+        if not _same(place, before) or not all(map(is_, place, before)):
             place.clear()
             place.update(before)
     elif len(place) != len(before) or not all(map(is_, place, before)):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mimose.runtime.run import Run
 
 
-_COMPILED = "_compiled_call_impl"
+COMPILED_CALL = "_compiled_call_impl"
 """Where ``torch.nn.Module.compile`` leaves the compiled call."""
 
 
@@ -165,7 +165,7 @@ class BlockForward(Wrapper):
     @property
     def compiles(self) -> bool:
         """Whether the block was compiled."""
-        return _COMPILED in self.module.__dict__ and self.module.__dict__[_COMPILED] is not None
+        return self.module.__dict__.get(COMPILED_CALL) is not None
 
     def follow_compiling(self) -> None:
         """Move to where ``module.compile()`` put the compiled call, so as to stay outside of it.
@@ -173,18 +173,18 @@ class BlockForward(Wrapper):
         Within, every plan would be compiled into a graph of its own; outside, a kept and a
         recomputed call run the same one.
         """
-        compiled = self.module.__dict__.get(_COMPILED)
+        compiled = self.module.__dict__.get(COMPILED_CALL)
         if compiled is None or compiled is self or self.module.__dict__.get("forward") is not self:
             return
         super().remove()
         self.inner = compiled
-        self.module.__dict__[_COMPILED] = self
+        self.module.__dict__[COMPILED_CALL] = self
         self.checkpoints = False  # Looking for one takes a hook, which would be compiled, too.
 
     def remove(self) -> None:
         """Put back what was there before."""
-        if self.module.__dict__.get(_COMPILED) is self:
-            self.module.__dict__[_COMPILED] = self.inner
+        if self.module.__dict__.get(COMPILED_CALL) is self:
+            self.module.__dict__[COMPILED_CALL] = self.inner
         else:
             super().remove()
 

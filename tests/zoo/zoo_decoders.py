@@ -53,8 +53,6 @@ DECODERS = [
             eos_token_id=2,
         ),
         tokens,
-        exact=False,
-        note="attention weights",
     ),
     Case(
         "GPT-J",
@@ -136,8 +134,6 @@ DECODERS = [
             resid_pdrop=0.1,
         ),
         tokens,
-        exact=False,
-        note="attention weights",
     ),
     Case("StableLM", _decoder("StableLmForCausalLM", "StableLmConfig", hidden_dropout=0.1), tokens),
     Case(

@@ -83,8 +83,6 @@ ENCODERS = [
         "MPNet",
         _text("MPNetForMaskedLM", "MPNetConfig"),
         tokens,
-        exact=False,
-        note="held inputs",
     ),
     Case(
         "ModernBERT",

@@ -262,7 +262,7 @@ SCENES = [
         detr,
         scenes,
         exact=False,
-        note="held inputs",
+        note="earlier table",
     ),
     Case(
         "YOLOS",

@@ -38,7 +38,7 @@ PAIRS = [
         sheltered=7,
         exact=False,
         quick=True,
-        note="up to +1.3% in other runs of `auto`, whose plans go by measured times",
+        note="held inputs; up to +1.3% in other runs of `auto`, whose plans go by measured times",
     ),
     Case(
         "mT5",
@@ -92,6 +92,8 @@ PAIRS = [
         ),
         pairs,
         sheltered=7,
+        exact=False,
+        note="random state; up to +1.1% in other runs of `auto`, whose plans go by measured times",
     ),
     Case(
         "M2M100",
@@ -132,6 +134,8 @@ PAIRS = [
         ),
         pairs,
         sheltered=7,
+        exact=False,
+        note="random state; up to +1.1% in other runs of `auto`, whose plans go by measured times",
     ),
 ]
 

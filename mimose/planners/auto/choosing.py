@@ -88,6 +88,7 @@ class InsideForecast(Forecast):
                 checkpoint_peak=tuple(map(add, profile.checkpoint_peak, leaving)),
                 head_peak=profile.head_peak + leaving[-1],
                 loss_peak=profile.loss_peak + leaving[-1] if profile.loss_peak else 0,
+                after_peak=profile.after_peak + leaving[-1] if profile.after_peak else 0,
             ),
             self.packing,
             self.inside,
@@ -398,5 +399,5 @@ def _room(profile: Profile, info: ModelInfo, situation: Situation) -> Vector:
     forward = level + np.minimum(profile.kept_peak, profile.checkpoint_peak)
     if profile.passed:
         forward[1:] -= profile.passed[:-1]
-    head = max(profile.head_peak + grown[-1], profile.loss_peak)
+    head = max(profile.head_peak + grown[-1], profile.loss_peak, profile.after_peak)
     return -np.append(np.maximum(backward, forward), head)

@@ -37,7 +37,7 @@ PER_BLOCK = (
     "backward_peak",
 )
 """Columns of a row, a run of one entry a block for each; ``OUTSIDE`` follows."""
-OUTSIDE = ("first_peak", "loss_peak", "head_peak", "tail_peak")
+OUTSIDE = ("first_peak", "loss_peak", "after_peak", "head_peak", "tail_peak")
 
 _CAPACITY = 128
 
@@ -136,6 +136,7 @@ def to_row(
     outside = (
         collected.first_peak_bytes,
         max(0, collected.loss_peak_bytes + shift + over) if collected.loss_peak_bytes else 0,
+        max(0, collected.after_peak_bytes + later) if collected.after_peak_bytes else 0,
         collected.head_peak_bytes + later,
         collected.tail_peak_bytes,
     )

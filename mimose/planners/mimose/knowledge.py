@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import le
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ENOUGH_SHAPES = 3
+_SETTLED = 3
 _UNKNOWN_STATES_PER_GRADIENT = 2  # Adam's two moments.
 
 
@@ -83,8 +85,11 @@ class Knowledge:
             # The first iteration's times are warm-up.
             seconds = np.full_like(seconds, np.nan)
         self.whole_model.add(record)
-        self.iterations += 1
         sample = Sample(record.size, record.situation.grads_resident, levels, seconds, storages)
+        if self.attempts <= _SETTLED and _outgrown(list(self._store), sample):
+            self._store = SampleStore()
+            self.iterations = 0
+        self.iterations += 1
         if self._store.add(sample):
             self._fit_anew()
         return levels.size + seconds.size
@@ -207,6 +212,19 @@ class Knowledge:
         return self
 
 
+def _outgrown(samples: list[Sample], sample: Sample) -> bool:
+    """Return whether the only sample so far shows less of each block than the next one.
+
+    What a model makes in its first step (a cache, a running mean) it reads from the second one on,
+    and what that saves is not in the first one's sample.
+    """
+    if len(samples) != 1:
+        return False
+    before = [len(saved) for saved, _ in samples[0].storages]
+    now = [len(saved) for saved, _ in sample.storages]
+    return len(before) == len(now) and before != now and all(map(le, before, now))
+
+
 def _fixed(info: ModelInfo, num_blocks: int, casts: bool) -> Row | None:
     """Return a row of the most bytes that may not depend on the batch; None if unknown.
 
@@ -234,5 +252,6 @@ def _fixed(info: ModelInfo, num_blocks: int, casts: bool) -> Row | None:
         "measuring": np.zeros(num_blocks),
         "backward_peak": np.repeat(backward, num_blocks),
     }
-    outside = np.array([others * casts, others * casts + copies.sum(), backward, backward])
+    forward = others * casts + copies.sum()
+    outside = np.array([others * casts, forward, forward, backward, backward])
     return np.concatenate([*(by_column[name] for name in PER_BLOCK), outside])
