@@ -94,7 +94,7 @@ def test_a_sheltered_step_teaches_every_column_of_every_block(machine):
     first = planner.plan((12, 300), situation)
     assert first.work == NO_WORK  # Nothing is known yet.
     work = planner.observe(m.carry_out(first, (12, 300), situation))
-    assert work == Work(updates=1 + 12 * 12 + 4)
+    assert work == Work(updates=1 + 12 * 12 + 5)
     second = planner.plan((12, 310), situation)
     assert second.phase == "sheltered"
     assert second.work == Work(estimates=12, candidates=12)
