@@ -123,17 +123,19 @@ def test_learning_counts_what_measuring_takes_longer(write_run):
     found = auto_learning.measure(mine, plain)
     assert found.learning == 2
     assert found.iterations == pytest.approx(1.1)
+    assert found.own is None
     assert found.error == pytest.approx((0.01 + 0.1) / 2)
     assert found.worst == pytest.approx(0.1)
     assert found.use == pytest.approx(0.9)
     assert found.violations == 1
     assert found.miss == found.hit == pytest.approx(2e-4)
     result = auto_learning.judge({("qa-bert", "auto"): found}, LABEL)
-    assert {claim.verdict for claim in result.claims} == {"outside"}
+    assert {claim.verdict for claim in result.claims} == {"outside", "not measured"}
     good = Learning(
         steps=1000,
         learning=3,
         iterations=0.4,
+        own=0.3,
         error=0.0005,
         worst=0.1,
         use=0.96,
@@ -149,6 +151,31 @@ def test_learning_counts_what_measuring_takes_longer(write_run):
     outside = [claim.text for claim in claims if claim.verdict == "outside"]
     assert len(outside) == 3
     assert all("with expandable segments" in text for text in outside)
+
+
+def test_what_plans_take_in_a_budget_anyway_is_no_cost_of_learning(write_run):
+    def row(step, length, phase, seconds, **more):
+        size = {"input_size": 2 * length, "batch_size": 2, "sequence_length": length}
+        return (
+            {"step": step, "phase": phase, "plan": "keep 0", "step_seconds": seconds} | size | more
+        )
+
+    def pair(name, lengths, *rows, **more):
+        mine = [row(n, *each, **more) for n, each in enumerate(rows)]
+        plain = [row(n, length, "static", 1.0, **more) for n, length in enumerate(lengths)]
+        return write_run(name, 5 * GIB, mine), write_run(f"{name}-plain", None, plain)
+
+    every = (100, 200, 300)
+    slow = [(100, "sheltered", 9.0), (200, "responsive", 1.1), (300, "responsive", 1.5)]
+    settled = auto_learning.Settled.of(*pair("every", every, *slow, weight=1 / 3))
+    assert settled.lengths.tolist() == [200, 300]
+    steps = [(300, "sheltered", 1.9), (250, "sheltered", 1.4), (200, "responsive", 1.1)]
+    found = auto_learning.measure(*pair("sampled", (300, 250, 200), *steps), settled)
+    assert found.iterations == pytest.approx(0.9 + 0.4)
+    # Their plans take 0.5 and, half-way between the lengths, 0.3 more in any case.
+    assert found.own == pytest.approx(0.4 + 0.1)
+    with pytest.raises(ValueError, match="over expected lengths was planned"):
+        auto_learning.Settled.of(*pair("none", every[:1], slow[0], weight=1.0))
 
 
 def test_learning_runs_auto_alone_with_expandable_segments():
