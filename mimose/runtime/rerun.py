@@ -164,6 +164,7 @@ class StepState:
             steady = self._steady[key]
             if steady.copy is not None:
                 values.append(_Saved(tensor, steady.version, steady.copy))
+        self._quiet.clear()  # A run that is undone leaves versions of its own.
         values += [saved for _, saved in self._large()[0]]
         return Snapshot(kept, values)
 
@@ -173,12 +174,16 @@ class StepState:
         Returns:
             Those of which no run has shown that it leaves them, saved, and the versions of the
             others: a copy would take as much memory as an activation, and most are nothing else.
+            Of one that is not replaced the first copy stays, in the host's memory.
         """
         saved: list[tuple[Key, _Saved]] = []
         quiet: list[tuple[Key, torch.Tensor, int]] = []
         for key, tensor in self._surroundings.large():
             if key in self._quiet:
                 quiet.append((key, tensor, tensor._version))
+                steady = self._steady.get(key)
+                if steady is not None and steady.tensor() is not tensor:
+                    del self._steady[key]  # The copy is of one that has been replaced.
             else:
                 saved.append((key, _save(tensor, silent=False, device=self._device)))
         return saved, quiet
@@ -256,16 +261,24 @@ class StepState:
             elif not tensor.is_meta:
                 raise self._too_late(f"its buffer {key[1]}")
         for key, tensor, version in quiet:
-            if tensor._version != version:
-                self._quiet.discard(key)
-                self._changing.add(key)
+            if tensor._version == version:
+                continue
+            self._quiet.discard(key)
+            self._changing.add(key)
+            known = self._steady.pop(key, None)
+            if known is None or known.version != version or known.copy is None:
                 raise self._too_late(f"{key[1]}, a large tensor in its attributes,")
+            snapshot.values.append(_Saved(tensor, version, known.copy, self._device))
         for key, saved in large:
             if saved.tensor._version != saved.version:
                 snapshot.values.append(saved)
                 self._changing.add(key)
+                self._steady.pop(key, None)
             elif key not in self._changing:
                 self._quiet.add(key)
+                if saved.device is not None:
+                    reference = weakref.ref(saved.tensor)
+                    self._steady[key] = _Steady(reference, saved.tensor._version, saved.data)
         for key, saved in before:
             if saved.tensor._version != saved.version:  # Or it does not tell.
                 snapshot.values.append(saved)

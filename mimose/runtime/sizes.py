@@ -31,6 +31,10 @@ _Shape = tuple[tuple[int, ...], torch.Tensor]
 """The extents of an input, and a tensor of it."""
 
 
+class NoTensorError(ValueError):
+    """No input is a tensor, so that there is no size to read."""
+
+
 class SizeReader:
     """Reads sizes of batches, and remembers which extents of the inputs vary.
 
@@ -71,7 +75,7 @@ class SizeReader:
         """Return the size of the batch that ``model(*args, **kwargs)`` would process.
 
         Raises:
-            ValueError: If no argument is a tensor.
+            NoTensorError: If no argument is a tensor.
         """
         extents, tensor = self._main(args, kwargs)
         size = self._size(extents, tensor)
@@ -96,7 +100,7 @@ class SizeReader:
             return args[0].shape, args[0]
         found = list(self._shapes([*args, *kwargs.values()]))
         if not found:
-            raise ValueError(
+            raise NoTensorError(
                 "no input of this forward pass is a tensor, so its size is unknown: "
                 "pass size=a function of (args, kwargs) to mimose.attach"
             )

@@ -32,7 +32,7 @@ Key = tuple[int, str]
 _LARGEST_ATTRIBUTE_BYTES = 1 << 20
 _DEPTH = 4
 # An object under a private name may lead to the rest of the program: a module's owner, say.
-_DEPTH_OF_PRIVATE = 1
+_DEPTH_OF_PRIVATE = 3
 _MOST_ITEMS = 10_000
 _MISSING = object()
 _CONTAINERS = (list, tuple, dict, set, deque)
@@ -55,12 +55,21 @@ _LEFT_ALONE = frozenset(sys.stdlib_module_names) - {"collections", "types", "__m
 
 
 class _Weak:
-    """Stands for a tensor that knows its graph: to hold it would hold a graph of another step."""
+    """Stands for a tensor that knows its graph: to hold it would hold a graph of another step.
 
-    __slots__ = ("reference",)
+    Its values are held: what has replaced it meanwhile may have been made from them.
+    """
+
+    __slots__ = ("reference", "values")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.reference = weakref.ref(tensor)
+        self.values = tensor.detach()
+
+    def tensor(self) -> torch.Tensor:
+        """Return the tensor, or its values alone if nobody holds it any more."""
+        found = self.reference()
+        return self.values if found is None else found
 
 
 class _Slots:
@@ -288,7 +297,7 @@ class Surroundings:
         known = self._print is not None and self._print.stays()
         if known and self._structure.homes_stay():
             return False
-        self.modules = list(self._module.modules())
+        self.modules = _modules_in(self._module)
         tables = [m._modules for m in self.modules]
         if self._with_parameters:
             own = [m._parameters for m in self.modules]
@@ -370,6 +379,22 @@ class Surroundings:
             and not tensor.is_meta
             and not tensor.is_inference()
         ]
+
+
+def _modules_in(module: nn.Module) -> list[nn.Module]:
+    """Return a module's modules, with those in lists that they keep so as not to register them."""
+    found = dict.fromkeys(module.modules())
+    for owner in (waiting := list(found)):
+        for name, value in vars(owner).items():
+            if name in _STANDARD or not isinstance(value, _CONTAINERS) or len(value) > _MOST_ITEMS:
+                continue
+            for item in value.values() if isinstance(value, dict) else value:
+                if isinstance(item, nn.Module) and item not in found:
+                    inner = dict.fromkeys(item.modules())
+                    if module not in inner:  # A part's whole is no part of it.
+                        waiting += [each for each in inner if each not in found]
+                        found.update(inner)
+    return list(found)
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -514,7 +539,7 @@ def _put_back_attributes(now: dict[str, Any], before: dict[str, Any]) -> None:
         if name in _STANDARD or now.get(name, _MISSING) is value:
             continue
         if isinstance(value, _Weak):
-            value = value.reference()
-            if value is None:  # Of an earlier step: nobody goes back through it.
+            value = value.tensor()  # Nobody goes back through one of an earlier step.
+            if now.get(name, _MISSING) is value:
                 continue
         now[name] = value

@@ -25,6 +25,9 @@ Vector = NDArray[np.float64]
 MOST_TRIED = 10
 """Of so many values, the largest, every set is tried; further ones are added one by one."""
 MOST_CANDIDATES = 256
+MOST_WEIGHED = 4000
+"""About so many sets are weighed while further values are added, so that a block of many values (an
+adapter in each of its layers, say) takes no longer than a fraction of a second."""
 _MOST_REMEMBERED, _MOST_COURSES, _MOST_ASKED = 64, 512, 1 << 14
 _TINY = 0.01
 """Values that are together less than this share of what the block saves are kept."""
@@ -119,15 +122,21 @@ def candidates(graph: BlockGraph, traced: Sequence[Traced]) -> Candidates:
     ranked = _relevant(graph, sizes)
     table = _all_sets(graph, tuple(ranked[:MOST_TRIED]))
     weighed = len(table.sets)
-    for value in ranked[MOST_TRIED:]:
-        best = {p for s, t in zip(sizes, seconds) for p in table.worth(s, t)}
+    further = ranked[MOST_TRIED:]
+    most = MOST_WEIGHED // max(1, 2 * len(further) * len(traced))
+    for value in further:
+        best = {p for s, t in zip(sizes, seconds) for p in _spread(table.worth(s, t), most)}
         table = _with(graph, table.among(sorted(best)), value)
         weighed += len(table.sets)
     chosen: set[int] = set()
     for one in traced:
-        places = _within(table, graph, one)
-        chosen.update(places[:: 1 + len(places) // MOST_CANDIDATES])
+        chosen.update(_spread(_within(table, graph, one), MOST_CANDIDATES))
     return replace(table.among(sorted(chosen)), weighed=weighed)
+
+
+def _spread(places: Sequence[int], most: int) -> Sequence[int]:
+    """Return about ``most`` of the places, at even distances; all if they are fewer."""
+    return places[:: 1 + len(places) // max(1, most)]
 
 
 def _within(table: Candidates, graph: BlockGraph, one: Traced) -> list[int]:

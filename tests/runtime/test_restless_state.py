@@ -85,6 +85,46 @@ class NestedUnderAPrivateName(Base):
         return 1.0 + len(self._state["a"]["b"]) / 8
 
 
+class NestedPrivateObject(Base):
+    def start(self) -> None:
+        self._state = Holder(inner=Holder(seen=[1]), named={"a": [1]})
+
+    def scale(self) -> float:
+        self._state.inner.seen.append(1)
+        self._state.named["a"].append(1)
+        return 1.0 + (len(self._state.inner.seen) + len(self._state.named["a"])) / 8
+
+
+class HiddenModule(Base):
+    """Keeps a module in a list, so that it is not registered a second time."""
+
+    def start(self) -> None:
+        self._state = Holder(seen=[])
+        self.hidden = [nn.BatchNorm1d(WIDTH, affine=False), nn.Identity()]
+        self.hidden[1].calls = 0
+
+    def scale(self) -> torch.Tensor:
+        self.hidden[1].calls += 1
+        self.hidden[0](torch.full((4, WIDTH), float(self.hidden[1].calls)))
+        self._state.seen = [self.hidden[1].calls, float(self.hidden[0].running_mean[0])]
+        return 1.0 + self.hidden[0].running_mean.clone() / 8
+
+
+class LastResult(Base):
+    """Keeps what it computed, with its graph."""
+
+    def start(self) -> None:
+        self.last = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = super().forward(x)
+        self.last = result.mean()
+        return result
+
+    def scale(self) -> torch.Tensor:
+        return 1.0 + self.last.detach()
+
+
 class TensorInDictionary(Base):
     def start(self) -> None:
         self.held = {"a": torch.ones(2)}
@@ -166,6 +206,9 @@ KINDS = [
     ListOnLinear,
     PrivateObject,
     NestedUnderAPrivateName,
+    NestedPrivateObject,
+    HiddenModule,
+    LastResult,
     TensorInDictionary,
     TensorInList,
     LargeTensor,
@@ -198,6 +241,8 @@ def shown_as(value: Any) -> Any:
         return [(name, shown_as(one)) for name, one in value.items()]
     if isinstance(value, list):
         return [shown_as(one) for one in value]
+    if isinstance(value, nn.Module):
+        return repr(value)
     return shown_as(vars(value)) if isinstance(value, Holder) else value
 
 
@@ -291,11 +336,31 @@ class Late(LargeTensor):
         return self.held[0].clone() if self.quiet else super().scale()
 
 
-def test_a_large_tensor_that_changes_late_is_refused_once(device):
+@pytest.mark.parametrize("sheltered", [False, True])
+def test_a_large_tensor_that_changes_late_is_undone(device, sheltered):
     block = Late()
     state = StepState(block, "layers.3", device)
     x = torch.randn(2, WIDTH)
     run(state, block, x, {}, again=False)
+    block.quiet = False
+    if sheltered:
+        snapshot, first = state.snapshot((x,), {}), block.held[0].clone()
+        block(x)
+        snapshot.put_back()
+        assert torch.equal(block.held[0], first)
+    for _ in range(2):
+        memory: dict[int, Any] = {}
+        result, after = run(state, block, x, memory, again=False), block.held[0].clone()
+        assert torch.equal(run(state, block, x, memory, again=True), result)
+        assert torch.equal(block.held[0], after)
+
+
+def test_another_large_tensor_that_changes_late_is_refused_once(device):
+    block = Late()
+    state = StepState(block, "layers.3", device)
+    x = torch.randn(2, WIDTH)
+    run(state, block, x, {}, again=False)
+    block.held[0] = block.held[0].clone()
     block.quiet = False
     with pytest.raises(RuntimeError, match=r"layers\.3 changed held.*run this step again"):
         run(state, block, x, {}, again=False)
