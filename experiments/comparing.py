@@ -22,6 +22,16 @@ from mimose_bench.experiments.summary import (
 )
 
 _BATCH = ["input_size", "batch_size", "sequence_length", "decoder_length", "image_pixels"]
+_CHOOSING = {
+    "--task": "task",
+    "--task-option": "task_options",
+    "--data": "data",
+    "--vocab": "vocab",
+    "--scale": "scale",
+    "--batch-size": "batch_size",
+    "--seed": "seed",
+}
+"""Options that choose the batches, and what they are called in a run's ``config``."""
 _PLANNING = ("estimator", "scheduler")
 
 
@@ -61,12 +71,13 @@ def reference_of(runs: Sequence[Any]) -> Any:
     return min(baselines, key=rank)
 
 
-def pair(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+def pair(reference: pd.DataFrame, steps: pd.DataFrame, advice: str | None = None) -> pd.DataFrame:
     """Return the steps that both runs finished: the run's rows, ``reference_seconds`` added.
 
     Args:
         reference: The reference run's iterations.
         steps: The other run's iterations.
+        advice: What to do about runs over other batches, where that is known better than here.
 
     Raises:
         ValueError: If a step of the same number had another batch, or if one run alone is over
@@ -77,8 +88,9 @@ def pair(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
             "one is over sampled lengths and the other over expected ones: "
             "repeat one of them with the other's --lengths"
         )
+    advice = advice or f"repeat them with the same {', '.join(_CHOOSING)}"
     if is_expected(steps):
-        both = _by_size(reference, steps)
+        both = _by_size(reference, steps, advice)
     else:
         both = steps.merge(reference, on=["rank", "step"], suffixes=("", "_reference"))
     for column in _BATCH:
@@ -88,8 +100,7 @@ def pair(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
             row = both[differs.astype(bool)].iloc[0]
             raise ValueError(
                 f"the runs did not see the same batches (step {row['step']} has {column} "
-                f"{row[column]} in one and {row[f'{column}_reference']} in the other): "
-                "repeat them with the same --task, --data, --scale, --batch-size and --seed"
+                f"{row[column]} in one and {row[f'{column}_reference']} in the other): {advice}"
             )
     finished = ~both["outcome"].isin(FAILED) & ~both["outcome_reference"].isin(FAILED)
     timed = both["step_seconds"].notna() & both["step_seconds_reference"].notna()
@@ -97,7 +108,7 @@ def pair(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     return paired.rename(columns={"step_seconds_reference": "reference_seconds"})
 
 
-def _by_size(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+def _by_size(reference: pd.DataFrame, steps: pd.DataFrame, advice: str) -> pd.DataFrame:
     """Return the steps that count in both runs, one a size.
 
     Raises:
@@ -111,10 +122,7 @@ def _by_size(reference: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     cut_short = min(len(mine), len(theirs)) == len(both)  # One run ended early.
     reweighed = (both["weight"] - both["weight_reference"]).abs() > 1e-9
     if reweighed.any() or (apart and not cut_short):
-        raise ValueError(
-            "the runs are over other expected lengths: "
-            "repeat them with the same --task, --data, --scale, --batch-size and --seed"
-        )
+        raise ValueError(f"the runs are over other expected lengths: {advice}")
     return both
 
 
@@ -197,7 +205,7 @@ def compare(runs: Sequence[Any]) -> list[dict[str, Any]]:
         same_device = run.time_label == reference.time_label
         whole = rest = bare = difference = None
         try:
-            paired = pair(reference.steps, run.steps)
+            paired = pair(reference.steps, run.steps, _advice(reference, run))
         except ValueError as error:
             raise ValueError(f"{reference.name} and {run.name}: {error}") from error
         if same_device:
@@ -227,6 +235,17 @@ def compare(runs: Sequence[Any]) -> list[dict[str, Any]]:
         }
         rows.append(row)
     return rows
+
+
+def _advice(reference: Any, run: Any) -> str | None:
+    """Return what to do about two runs over other batches; None if their settings do not tell."""
+    theirs, mine = (each.info.get("config") or {} for each in (reference, run))
+    apart = [
+        f"{option} ({theirs.get(key)} and {mine.get(key)})"
+        for option, key in _CHOOSING.items()
+        if (theirs.get(key) or None) != (mine.get(key) or None)
+    ]
+    return f"repeat one of them with the other's {', '.join(apart)}" if apart else None
 
 
 def _planned_once(run: Any) -> dict[str, Any]:

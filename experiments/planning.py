@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -196,7 +197,9 @@ def parse_sizes(task: Task, texts: Sequence[str]) -> list[Size]:
             size = task.parse_size(text)
             task.example_batch(size)
         except ValueError as error:
-            raise ValueError(f"--lengths {text}: {error}") from error
+            several = re.search(r"\d[^\dxX]+\d", text)
+            hint = "; several are separated by commas, for example 256,384,512" if several else ""
+            raise ValueError(f"--lengths {text}: {error}{hint}") from error
         sizes.append(size)
     return sizes
 

@@ -17,6 +17,7 @@ from mimose.records import Situation, Size
 from mimose.report import Tally
 from mimose.runtime.executor import Executor
 from mimose.runtime.recovery import collect_garbage
+from mimose.runtime.sizes import NoTensorError
 from mimose.schedule import AnyPlan
 from mimose.units import format_bytes
 
@@ -34,6 +35,17 @@ class Asked:
 
     def _asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, Situation]:
         raise NotImplementedError
+
+    def _asked_for(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Size, Situation]:
+        try:
+            return self._asked(args, kwargs)
+        except NoTensorError as error:
+            raise ValueError(
+                f"handle.{method}() is about a batch, and no tensor was given: pass a batch as the "
+                f"model takes it, handle.{method}(**batch) or handle.{method}(inputs)"
+            ) from error
 
     def _close_ended(self) -> None:
         raise NotImplementedError
@@ -56,10 +68,10 @@ class Asked:
 
         Raises:
             Infeasible: If the planner knows that no plan fits the budget.
-            ValueError: If the model is detached.
+            ValueError: If the model is detached, or no tensor was given.
         """
         self._close_ended()
-        size, situation = self._asked(args, kwargs)
+        size, situation = self._asked_for("plan_for", args, kwargs)
         # On a copy, so that the step under way and the next one know nothing of the question.
         try:
             return copy.deepcopy(self.planner).plan(size, situation).plan
@@ -85,11 +97,11 @@ class Asked:
             The length; 0 if not even one of 1 fits.
 
         Raises:
-            ValueError: If the model is detached, or the planner predicts nothing, has no budget or
-                has not seen enough lengths yet.
+            ValueError: If the model is detached, no tensor was given, or the planner predicts
+                nothing, has no budget or has not seen enough lengths yet.
         """
         self._close_ended()
-        size, situation = self._asked(args, kwargs)
+        size, situation = self._asked_for("longest", args, kwargs)
         longest = getattr(self.planner, "longest", None)
         if longest is None:
             raise ValueError(
@@ -144,7 +156,8 @@ class Asked:
             ``recomputed_blocks`` (a step, on average), ``remade_blocks`` (those that let single
             values go, a step on average), ``peak_allocated_bytes`` (the highest),
             ``predicted_peak_bytes`` (of that same step), ``peak_reserved_bytes`` (the highest),
-            ``budget_use`` (peak allocated over budget, the median of the steps that recomputed),
+            ``budget_use`` (peak allocated over budget, the median of the steps that recomputed,
+            sheltered ones aside),
             ``highest_budget_use`` (peak reserved over budget, of all steps), ``num_over_budget``
             (steps in which more was reserved than the budget) and ``over_budget_bytes`` (by how
             much at most).

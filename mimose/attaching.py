@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Collection
 from typing import Any
@@ -13,10 +14,13 @@ from mimose.devices import device_for
 from mimose.devices.base import Device
 from mimose.devices.tensors import storage_bytes
 from mimose.distributed.wrapping import check_supported, unwrapped
-from mimose.planners import make_planner
+from mimose.planners import make_planner, planner_options
 from mimose.planners.base import Planner
 from mimose.runtime.wrappers import COMPILED_WHOLE
 from mimose.units import MIB, format_bytes, parse_budget, unit_hint
+
+OWN_NAMES = ("budget", "planner", "blocks", "device", "enforce", "size", "sync")
+"""What ``attach`` takes itself, beside the model and the planner's options."""
 
 
 def checked_model(model: Any) -> torch.nn.Module:
@@ -80,12 +84,28 @@ def chosen_planner(planner: Any, options: dict[str, Any]) -> Planner:
     Raises:
         ValueError: If it is neither, or takes no such options.
     """
+    if isinstance(planner, str):
+        _check_own_names(planner, options)
     chosen: Planner = make_planner(planner, **options) if isinstance(planner, str) else planner
     if not callable(getattr(chosen, "plan", None)) or isinstance(chosen, type):
         raise ValueError(
             f"planner is a name or a planner, not {planner!r}: mimose.PLANNERS lists the names"
         )
     return chosen
+
+
+def _check_own_names(planner: str, options: Collection[str]) -> None:
+    """Refuse an option that a planner does not have and that looks like one of attach's own."""
+    known = planner_options(planner)
+    for name in () if known is None else options:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, [*known, *OWN_NAMES], n=1)
+        if near and near[0] not in known:
+            raise ValueError(
+                f"planner {planner!r} has no option {name}: did you mean {near[0]!r}, which "
+                "mimose.attach takes itself?"
+            )
 
 
 def budget_bytes(

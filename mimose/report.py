@@ -68,11 +68,12 @@ class _Part:
             return
         if self.peak is None or peak > self.peak:
             self.peak, self.predicted = peak, predicted
-        if recomputed + remade and budget_bytes is not None and record.outcome == "ok":
+        sheltered, done = record.phase == "sheltered", record.outcome == "ok"
+        # A sheltered step recomputes to learn, whether or not the budget asks for it.
+        if recomputed + remade and budget_bytes is not None and done and not sheltered:
             self.uses.append(peak / budget_bytes)
-        if predicted is not None and record.outcome == "ok" and record.peak_exact:
+        if predicted is not None and done and record.peak_exact:
             # What a sheltered step is predicted to need decides nothing about its plan.
-            sheltered = record.phase == "sheltered"
             errors = self.sheltered_errors if sheltered else self.errors
             errors.append(abs(predicted - peak) / peak)
 
@@ -140,7 +141,7 @@ class Tally:
         budget = self._budget
         if known and budget is not None:
             most = ", ".join(f"{taken / budget:.1%} {of}" for taken, of in known)
-            lines.append(f"budget use: {_median_use(part.uses)}at most {most}")
+            lines.append(f"budget use: {_median_use(part)}at most {most}")
         if part.errors or part.sheltered_errors:
             lines.append(f"predicted peak: {_errors(part)}")
         share = f", {part.planning_seconds / part.step_seconds:.2%}" if part.step_seconds else ""
@@ -151,10 +152,11 @@ class Tally:
         return lines
 
 
-def _median_use(uses: list[float]) -> str:
-    if not uses:
+def _median_use(part: _Part) -> str:
+    if not part.uses:
         return ""
-    return f"{median(uses):.1%} allocated, the median of the {len(uses)} steps that recomputed; "
+    use, aside = median(part.uses), ", sheltered ones aside" if part.sheltered else ""
+    return f"{use:.1%} allocated, the median of the {len(part.uses)} steps that recomputed{aside}; "
 
 
 def _errors(part: _Part) -> str:

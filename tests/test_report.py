@@ -51,6 +51,17 @@ def test_steps_within_the_budget_are_no_violations() -> None:
     assert text.endswith("violations: 0")
 
 
+def test_the_median_use_is_not_of_sheltered_steps() -> None:
+    again = Plan.recompute_each(2)
+    sheltered, bound = step(10, 40, "sheltered", plan=again), step(30, 40, plan=again)
+    figures, text = told([sheltered, sheltered, bound])
+    assert figures["budget_use"] == 0.75
+    assert "use: 75.0% allocated, the median of the 1 steps that recomputed, sheltered" in text
+    figures, text = told([sheltered, step(20, 40)])
+    assert "budget_use" not in figures
+    assert "budget use: at most 50.0% allocated" in text
+
+
 def test_a_step_that_failed_and_went_over_is_one_violation() -> None:
     figures, text = told([step(50, 60, outcome="retried"), step(1, 2, num_alloc_retries=1)])
     assert figures["num_violations"] == 2

@@ -92,7 +92,7 @@ def expand(grid: Grid, bounds: Bounds) -> list[Cell]:
 def _all(grid: Grid, bounds: Bounds) -> Iterator[Cell]:
     for task in grid.tasks:
         if task.of not in TASKS:
-            raise unknown_name("task", task.of, TASKS)
+            raise unknown_name("task", task.of, TASKS, always=True)
         for device in grid.devices:
             for seed in grid.seeds:
                 yield from _rounds(grid, task, device, seed, bounds)

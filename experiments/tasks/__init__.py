@@ -31,7 +31,7 @@ __all__ = ["TASKS", "Task", "TaskOptions", "make_task", "require_task"]
 def require_task(name: str) -> None:
     """Raise ``ValueError``, naming the nearest, if there is no task called ``name``."""
     if name not in TASKS:
-        raise unknown_name("task", name, TASKS)
+        raise unknown_name("task", name, TASKS, always=True)
 
 
 def make_task(name: str, options: TaskOptions | None = None) -> Task:

@@ -18,6 +18,7 @@ from mimose.attempts import explain_leaving
 from mimose.handle import Handle
 from mimose.handle import attach as attach_model
 from mimose.integrations.shared import (
+    described,
     figures_for_logs,
     for_planner,
     leave,
@@ -78,6 +79,9 @@ class MimoseCallback(pl.Callback):  # type: ignore[misc]
         self.summary: str | None = None
         self._learned: dict[str, Any] | None = None
         self._module: pl.LightningModule | None = None
+
+    def __repr__(self) -> str:
+        return described(self, {**self.options, **self._planner_options})
 
     # -- Lightning's hooks
 

@@ -69,6 +69,23 @@ def plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float | bool)
 
 
+def described(callback: Any, options: Mapping[str, Any]) -> str:
+    """Return a callback in words: what it was given, and where its training stands.
+
+    Args:
+        callback: A ``MimoseCallback``.
+        options: What it was given beside budget and planner.
+    """
+    planner = getattr(callback.planner, "name", callback.planner)
+    given = {"budget": callback.budget, "planner": planner, **options}
+    said = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    if callback.handle is not None:
+        state = f"training with {callback.handle!r}"
+    else:
+        state = "not training" if callback.summary is None else "trained, see its summary"
+    return f"<{type(callback).__name__} {said}: {state}>"
+
+
 def figures_for_logs(handle: Handle) -> dict[str, float]:
     """Return the figures of the steps since the last call; none where there was no step."""
     _ = handle.last_record  # Closes the step that has just ended.

@@ -22,6 +22,7 @@ from mimose.handle import Handle, attach
 from mimose.integrations.accelerate import run_inside
 from mimose.integrations.shared import (
     Windows,
+    described,
     figures_for_logs,
     for_planner,
     leave,
@@ -97,6 +98,9 @@ class MimoseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.left_out: list[str] = []
         self._saving: dict[str, Any] | None = None
         self._windows: Windows | None = None
+
+    def __repr__(self) -> str:
+        return described(self, self.options)
 
     # -- the Trainer's events
 

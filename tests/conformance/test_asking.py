@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import os
 import weakref
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.attaching import budget_bytes
+from mimose.attaching import OWN_NAMES, budget_bytes
 from mimose.devices import open_device
 
 WIDTH, ROWS = 64, 8
@@ -197,6 +198,24 @@ def test_a_detached_handle_is_not_asked():
     # What was learned and what came of it is still there.
     assert handle.state_dict()["learned"]
     assert "steps: 4" in handle.summary()
+
+
+def test_without_a_batch_one_is_asked_for():
+    with mimose.attach(build(), BUDGET) as handle:
+        with pytest.raises(ValueError, match=r"pass a batch .* handle\.longest\(\*\*batch\)"):
+            handle.longest()
+        with pytest.raises(ValueError, match=r"pass a batch .* handle\.plan_for\(\*\*batch\)"):
+            handle.plan_for((2, 1000))
+
+
+def test_an_option_like_one_of_attach_s_own_names_that():
+    own = list(inspect.signature(mimose.attach).parameters)[1:-1]
+    assert list(OWN_NAMES) == own
+    for wrong, meant in {"block": "blocks", "enforced": "enforce", "sizes": "size"}.items():
+        with pytest.raises(ValueError, match=f"has no option {wrong}: did you mean '{meant}', "):
+            mimose.attach(build(), BUDGET, **{wrong: None})
+    with pytest.raises(ValueError, match="has no option margn: its options are"):
+        mimose.attach(build(), BUDGET, margn=3)
 
 
 def test_only_a_planner_that_predicts_says_which_length_fits():

@@ -13,6 +13,7 @@ from mimose_bench.experiments import planning, teaching
 from mimose_bench.experiments.bounds import Bounds
 from mimose_bench.experiments.config import RunConfig
 from mimose_bench.experiments.planning import Planned, plan_sizes, plans_table
+from mimose_bench.experiments.tasks import TaskOptions, make_task
 
 
 def asked(planner: str, budget: int, lengths: list[str]) -> tuple[list[Planned], dict]:
@@ -124,6 +125,14 @@ def test_a_device_without_room_for_a_plan_exits_as_a_run_does(monkeypatch):
 def test_an_unknown_task_is_said_before_missing_sizes():
     with pytest.raises(ValueError, match="no task called 'qa-bret': did you mean 'qa-bert'"):
         plan_sizes(RunConfig(task="qa-bret"), [])
+
+
+@pytest.mark.parametrize(("text", "commas"), [("60-128", True), ("60;128", True), ("x", False)])
+def test_several_lengths_that_are_no_list_are_told_of_commas(text, commas):
+    task = make_task("qa-bert", TaskOptions(scale="tiny", data="synthetic"))
+    with pytest.raises(ValueError, match="is a number of tokens") as refused:
+        planning.parse_sizes(task, [text])
+    assert ("separated by commas" in str(refused.value)) is commas
 
 
 @pytest.mark.parametrize(("budget", "code"), [(30 << 20, 0), (20 << 20, 3)])

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -115,8 +117,22 @@ def test_settings_that_differ_are_named():
 
 
 def test_other_batches_are_not_compared():
-    with pytest.raises(ValueError, match=r"same batches \(step 1 has input_size 7 .* 101"):
+    with pytest.raises(
+        ValueError, match=r"same batches \(step 1 has input_size 7 .* 101.* --task, "
+    ):
         comparing.pair(steps(), steps(input_size=[100, 7, 102, 103]))
+
+
+def test_what_led_to_other_batches_is_named():
+    def run(**config):
+        info = {"config": {"task": "qa-bert", "scale": "tiny", "seed": 1, **config}}
+        return SimpleNamespace(info=info)
+
+    advice = comparing._advice(run(), run(planner="full", seed=2, task_options={}))
+    assert advice == "repeat one of them with the other's --seed (1 and 2)"
+    assert comparing._advice(run(), run(planner="full")) is None
+    with pytest.raises(ValueError, match=r"in the other\): repeat one .* --seed \(1 and 2\)"):
+        comparing.pair(steps(), steps(input_size=[100, 7, 102, 103]), advice)
 
 
 def test_the_interval_covers_the_true_ratio():

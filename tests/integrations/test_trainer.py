@@ -123,6 +123,7 @@ def test_checkpointing_that_the_trainer_switches_on_is_refused(trainer, generate
     [
         ({"planner": "mimosa"}, "did you mean 'mimose'"),
         ({"shelter": 3}, "has no option shelter"),
+        ({"enforced": True}, "did you mean 'enforce', which mimose.attach takes itself"),
         ({"planner": "rotor"}, "a callback cannot take: choose 'mimose'"),
         ({"planner": mimose.PLANNERS["full"]()}, "is named"),
     ],
@@ -134,6 +135,8 @@ def test_a_wrong_option_is_refused_at_once(options, words):
 
 def test_logs_gain_figures_and_the_model_comes_back(trainer):
     callback = MimoseCallback(None, "full")
+    given = "<MimoseCallback budget=None, planner='full'"
+    assert repr(callback) == f"{given}: not training>"
     trained = trainer(callback, eval_strategy="steps", eval_steps=1)
     model = trained.model
     trained.train()
@@ -143,6 +146,7 @@ def test_logs_gain_figures_and_the_model_comes_back(trainer):
     assert all(log["mimose_planning_seconds"] >= 0 for log in logs)
     # Evaluation in between was no step, and its logs say nothing of steps.
     assert "steps: 2" in callback.summary
+    assert repr(callback) == f"{given}: trained, see its summary>"
     evaluated = [log for log in trained.state.log_history if "eval_loss" in log]
     assert len(evaluated) == 2
     assert not any(name.startswith("mimose") for log in evaluated for name in log)
@@ -355,9 +359,10 @@ def test_losses_grouped_by_length_are_those_without(trainer):
     assert losses(recomputed) == losses(kept)
     assert len(losses(kept)) == 3
     assert "violations: 0" in callback.summary
-    # The first step measured, and so recomputed all.
+    # The first step measured, and so recomputed all, which says nothing of the budget.
     (measured,) = (log for log in recomputed.state.log_history if log.get("step") == 1)
-    assert 0 < measured["mimose_budget_use"] < 1
+    assert measured["mimose_recomputed_blocks"] == 6
+    assert "mimose_budget_use" not in measured
 
 
 @pytest.mark.slow

@@ -28,6 +28,10 @@ def test_table_of_tasks_needs_no_torch():
 
 
 def test_unknown_task_names_the_nearest():
+    with pytest.raises(
+        ValueError, match=r"bert-qa.*did you mean 'qa-bert'\? There are mc-roberta, "
+    ):
+        make_task("bert-qa")
     with pytest.raises(ValueError, match=r"qa-bart.*did you mean 'qa-bert'"):
         make_task("qa-bart")
 
