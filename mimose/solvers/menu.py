@@ -26,8 +26,8 @@ MOST_TRIED = 10
 """Of so many values, the largest, every set is tried; further ones are added one by one."""
 MOST_CANDIDATES = 256
 MOST_WEIGHED = 4000
-"""About so many sets are weighed while further values are added, so that a block of many values (an
-adapter in each of its layers, say) takes no longer than a fraction of a second."""
+"""About so many sets are weighed while further values are added, and those that are the cheapest by
+what they free: a block of many values (an adapter in each layer) takes a fraction of a second."""
 _MOST_REMEMBERED, _MOST_COURSES, _MOST_ASKED = 64, 512, 1 << 14
 _TINY = 0.01
 """Values that are together less than this share of what the block saves are kept."""
@@ -97,6 +97,32 @@ class Candidates:
             places += self.front(sizes, seconds, dear).places.tolist()
         return list(dict.fromkeys(places))
 
+    def best(self, sizes: Vector, seconds: Vector, most: int) -> list[int]:
+        """Return about ``most`` of :meth:`worth`: those cheapest by what they free, and some more.
+
+        Args:
+            sizes: Bytes of each value.
+            seconds: Seconds of each operator.
+            most: How many; those on the lower hull of the front all stay.
+        """
+        places = self.worth(sizes, seconds)
+        if len(places) <= most:
+            return places
+        front = self.front(sizes, seconds)
+        freed, taken = [0.0, *front.freed.tolist()], [0.0, *front.seconds.tolist()]
+        ends = [0]
+        for end in range(1, len(freed)):
+            while len(ends) > 1:
+                a, b = ends[-2:]
+                if (taken[b] - taken[a]) * (freed[end] - freed[a]) < (taken[end] - taken[a]) * (
+                    freed[b] - freed[a]
+                ):
+                    break
+                ends.pop()
+            ends.append(end)
+        hull = front.places[[end - 1 for end in ends[1:]]].tolist()
+        return list(dict.fromkeys([*hull, *_spread(places, most - len(hull))]))
+
     def among(self, places: Sequence[int]) -> Candidates:
         """Return the candidates at these places alone."""
         chosen = list(places)
@@ -125,7 +151,7 @@ def candidates(graph: BlockGraph, traced: Sequence[Traced]) -> Candidates:
     further = ranked[MOST_TRIED:]
     most = MOST_WEIGHED // max(1, 2 * len(further) * len(traced))
     for value in further:
-        best = {p for s, t in zip(sizes, seconds) for p in _spread(table.worth(s, t), most)}
+        best = {p for s, t in zip(sizes, seconds) for p in table.best(s, t, most)}
         table = _with(graph, table.among(sorted(best)), value)
         weighed += len(table.sets)
     chosen: set[int] = set()

@@ -130,6 +130,31 @@ def test_beyond_the_largest_values_are_added_one_by_one(bert_block, monkeypatch)
         assert least - 1e-12 <= taken <= 1.3 * least
 
 
+def test_a_block_of_many_values_takes_no_longer(monkeypatch) -> None:
+    # All are made from the first one, so that every set has a price of its own.
+    count = 41
+    operators = [Operator("linear", (0,), (v,), True) for v in range(1, count)]
+    graph = BlockGraph((Operator("draw", (), (0,), False), *operators), tuple(range(count)))
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(100, 1000, count).astype(float)
+    seconds = rng.uniform(1e-5, 1e-3, count)
+    traced = Traced(0, graph, tuple(map(int, sizes)), tuple(seconds))
+    monkeypatch.setattr(menu, "MOST_WEIGHED", 1 << 40)
+    every = candidates(graph, [traced])
+    first = (1 << menu.MOST_TRIED) - 1
+    limit = 1000
+    monkeypatch.setattr(menu, "MOST_WEIGHED", limit)
+    some = candidates(graph, [traced])
+    assert every.weighed - first > 4 * limit
+    assert some.weighed - first < 2.5 * limit
+    few, most = (found.front(sizes, seconds) for found in (some, every))
+    assert few.freed[-1] >= 0.9 * most.freed[-1]
+    for share in (0.05, 0.2, 0.5, 0.8):
+        need = share * most.freed[-1]
+        cheapest = [each.seconds[each.freed >= need].min() for each in (few, most)]
+        assert cheapest[0] <= 1.3 * cheapest[1]
+
+
 def test_nothing_to_drop_is_an_empty_front() -> None:
     graph = BlockGraph((Operator("draw", (), (0,), False),), (0,))
     found = candidates(graph, [Traced(0, graph, (512,), (1e-3,))])
