@@ -19,6 +19,8 @@ TIB = 1 << 40
 
 _FACTORS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 _BYTES = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?P<prefix>[KMGT]?)(?:I?B)?", re.I)
+# From here on nobody means MB: as such it is more memory than a GPU has.
+_NOT_MB = 300_000
 
 BYTES_HELP = (
     "a number of bytes, or a number with KB, MB, GB or TB "
@@ -59,16 +61,37 @@ def parse_budget_bytes(budget: str | int | float, *, also: str = "") -> int:
     Raises:
         ValueError: If ``budget`` is not a number of bytes, or is one below 1 MiB without a unit.
     """
+    number = _without_unit(budget)
+    if number is not None and 0 < number < 1:
+        raise ValueError(
+            f"{budget!r} is not a positive number of bytes: give {BYTES_HELP}{also}; "
+            + unit_hint(number)
+        )
     value = parse_bytes(budget, also=also)
-    if value < MIB and not (isinstance(budget, str) and budget.strip()[-1].isalpha()):
-        raise ValueError(f"a budget of {value} bytes cannot be meant: {unit_hint(value)}")
-    return value
+    if number is None or value >= MIB:
+        return value
+    if number < _NOT_MB:
+        raise ValueError(f"a budget of {number:f} bytes cannot be meant: {unit_hint(number)}")
+    raise ValueError(
+        f"the budget {budget!r} has no unit: write {value}B if bytes are meant, or another unit, "
+        "for example 1GB"
+    )
 
 
-def unit_hint(value: int) -> str:
+def unit_hint(value: int | Decimal) -> str:
     """Return what to write where a number without a unit was not meant as one of bytes."""
-    unit = "GB" if value < 1000 else "MB"
-    return f"a number without a unit is one of bytes, so write {value}{unit} if that is meant"
+    said = "a number without a unit is one of bytes, so write"
+    if value >= _NOT_MB:
+        return f"{said} the unit that is meant, for example 1GB"
+    return f"{said} {Decimal(value):f}{'GB' if value < 1000 else 'MB'} if that is meant"
+
+
+def _without_unit(budget: str | int | float) -> Decimal | None:
+    """Return the number that ``budget`` is, or None if it has a unit or is no number."""
+    match = _BYTES.fullmatch(str(budget).strip())
+    if match is None or match[0][-1].isalpha():
+        return None
+    return Decimal(match["number"].rstrip("."))
 
 
 def _share(budget: str | int | float) -> float | None:

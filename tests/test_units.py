@@ -13,6 +13,7 @@ from mimose.units import (
     format_seconds,
     parse_budget,
     parse_bytes,
+    unit_hint,
 )
 
 
@@ -70,12 +71,34 @@ def test_what_is_no_budget_is_told_of_shares_too(given: str | float) -> None:
     assert "6GB" in str(error.value)
 
 
-@pytest.mark.parametrize(("given", "meant"), [("6", "6GB"), (" 6000 ", "6000MB"), ("80.", "80GB")])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("6", "6GB"), (" 6000 ", "6000MB"), ("80.", "80GB"), ("1.5", "1.5GB")],
+)
 def test_a_budget_without_its_unit_is_refused(given: str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"cannot be meant: .* write {meant} if"):
         parse_budget(given, lambda: pytest.fail("asked"))
     assert parse_budget(str(MIB), lambda: pytest.fail("asked")) == MIB
     assert parse_budget("6B", lambda: pytest.fail("asked")) == 6
+
+
+def test_what_is_too_much_as_mb_may_be_meant_as_bytes() -> None:
+    with pytest.raises(ValueError, match=r"has no unit: write 1000000B if bytes .* example 1GB"):
+        parse_budget("1000000", lambda: pytest.fail("asked"))
+    assert parse_budget("1000000B", lambda: pytest.fail("asked")) == 1_000_000
+
+
+@pytest.mark.parametrize("given", ["0.5", " .5"])
+def test_part_of_a_byte_lacks_its_unit(given: str) -> None:
+    with pytest.raises(ValueError, match=r"for example 80%; .* write 0\.5GB if"):
+        parse_budget(given, lambda: pytest.fail("asked"))
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"), [(6, "write 6GB if"), (6000, "write 6000MB if"), (10**6, "example 1GB")]
+)
+def test_what_to_write_for_a_number_without_a_unit(value: int, hint: str) -> None:
+    assert hint in unit_hint(value)
 
 
 @pytest.mark.parametrize("text", ["0", "0GB", 0, -1, "0.0001"])

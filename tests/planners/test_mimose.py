@@ -10,7 +10,8 @@ import pytest
 from mimose.costs import Infeasible, predict_peak
 from mimose.plan import Plan
 from mimose.planners.mimose import Mimose
-from mimose.records import ModelInfo
+from mimose.records import ModelInfo, Situation
+from mimose.units import format_bytes
 
 GB = 1 << 30
 LENGTHS = [153, 500, 287, 333, 205, 250, 400, 438, 310, 222]
@@ -144,6 +145,24 @@ def test_too_large_for_the_budget_is_infeasible_and_says_what_would_do(machine):
     least = caught.value.least_budget_bytes
     m, planner = trained(machine, budget=least + (40 << 20))
     planner.plan((12, 500), m.situation(resident_bytes=3500 << 20))
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("odd", [0, 700_000])
+def test_the_budget_named_is_one_of_whole_segments_and_suffices(machine, expandable, odd):
+    size, segment, whole = (12, 500), 2 << 20, 4 * GB
+    given = whole + odd + segment - 1
+    m, planner = trained(machine, Mimose(margin=1), budget=given, expandable_segments=expandable)
+    step = m.peak(size, Plan.recompute_each(m.count), Situation(0))
+    # It fits what was given, but not what can be reserved of that.
+    now = m.situation(resident_bytes=whole + odd + segment // 2 - step, reserved_bytes=GB + odd)
+    with pytest.raises(Infeasible, match="can be reserved in whole segments") as caught:
+        planner.plan(size, now)
+    least = caught.value.least_budget_bytes
+    assert given < least == whole + odd + segment
+    assert f"give one of {format_bytes(least, up=True)}, " in str(caught.value)
+    planner.bind(replace(m.info, budget_bytes=least))
+    assert planner.plan(size, now).plan.num_recomputed == m.count
 
 
 def test_nothing_is_infeasible_before_anything_was_learned(machine):

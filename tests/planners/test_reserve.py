@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from mimose.plan import Plan
 from mimose.planners.mimose.reserve import WINDOW, Need, Reserve
 from mimose.records import Situation, StepRecord
@@ -209,6 +211,19 @@ def test_what_packing_wastes_is_no_fragmentation_of_a_sheltered_step():
         peak_allocated_bytes=6000,
     )
     assert reserve.margin_bytes == 600
+
+
+@pytest.mark.parametrize(
+    ("reserved", "wanted", "least"),
+    [(0, 1, 2), (0, 4, 4), (6, 5, 6), (7, 4, 5), (7, 5, 5), (7, 6, 7), (12, 3, 4)],
+)
+def test_a_budget_is_rounded_up_to_whole_segments_on_top_of_what_is_there(reserved, wanted, least):
+    reserve = Reserve(10 * MIB)
+    reserve.align(reserved * MIB)
+    assert reserve.round_up(wanted * MIB) == least * MIB
+    again = Reserve(least * MIB)
+    again.align(reserved * MIB)
+    assert again.budget_bytes == least * MIB
 
 
 def test_expandable_segments_start_nearer_to_the_budget_and_keep_what_is_cached():

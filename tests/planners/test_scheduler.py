@@ -76,7 +76,7 @@ def test_only_candidates_are_recomputed(machine):
 
 
 def test_infeasible_names_the_least_budget():
-    check_feasible((12, 300), 100, 50, 100)
+    check_feasible((12, 300), 100, 150, 100)
     with pytest.raises(Infeasible, match="12 x 300") as caught:
-        check_feasible((12, 300), 101, 50, 100)
+        check_feasible((12, 300), 101, 151, 100)
     assert caught.value.least_budget_bytes == 151

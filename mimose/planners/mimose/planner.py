@@ -637,25 +637,25 @@ class Mimose(Bound):
         check_feasible(
             size,
             peak,
-            self._lost(peak, packed, reserve),
+            self._least(peak, packed, reserve),
             reserve.budget_bytes,
             self._longest(size, situation, estimator, reserve),
             resident_bytes=situation.resident_bytes,
             given_bytes=reserve.given_bytes,
         )
 
-    def _lost(self, peak: int, packed: Packed, reserve: Reserve) -> int:
-        """Return what is lost to packing, and the margin, under a budget that is large enough.
+    def _least(self, peak: int, packed: Packed, reserve: Reserve) -> int:
+        """Return the least budget with room for a peak, what is lost to packing and the margin.
 
         The largest tensor counts once more: what is free for it may lie in smaller pieces.
         """
         large = () if packed.segments is None else packed.segments.large
         pieces = large[0][0] if large and not self.info.expandable_segments else 0
-        waste = packed.waste_bytes + pieces
+        need = peak + packed.waste_bytes + pieces
         # The margin starts larger under a larger budget: an eighth of it at most.
-        need = peak + waste
-        larger = self._new_reserve(replace(self.info, budget_bytes=need + need // 7))
-        return waste + max(reserve.margin_bytes, larger.margin_bytes)
+        enough = reserve.round_up(need + need // 7)
+        larger = self._new_reserve(replace(self.info, budget_bytes=enough))
+        return reserve.round_up(need + max(reserve.margin_bytes, larger.margin_bytes))
 
     def _refused(
         self,
@@ -672,8 +672,9 @@ class Mimose(Bound):
             plan = recompute_all(self.info)
             step_bytes, packed = self._sheltered_bytes(size, situation, estimator, plan)
             peak = situation.resident_bytes + self._inflated(step_bytes)
-            least = max(least, peak + self._lost(peak, packed, reserve))
+            least = max(least, self._least(peak, packed, reserve))
             longest = self._longest(size, situation, estimator, reserve)
+        least = reserve.round_up(least)
         return refuse_again(size, failed, reserve.given_bytes, least, longest)
 
     def _terms(self, reserve: Reserve) -> entries.Terms:

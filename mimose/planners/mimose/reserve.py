@@ -75,6 +75,7 @@ class Reserve:
         expandable: bool = False,
     ) -> None:
         self._given = self.budget_bytes = budget_bytes
+        self._odd = 0
         self._fixed = fixed
         self._expandable = expandable
         share = _START_SHARE_OF_PAGES if expandable else _START_SHARE
@@ -102,8 +103,13 @@ class Reserve:
             reserved_bytes: Bytes reserved now. On the CPU some of them may be a model's that was
                 there before, and no multiple of any segment.
         """
-        unusable = (self._given - reserved_bytes) % SMALL_SEGMENT
+        self._odd = reserved_bytes % SMALL_SEGMENT
+        unusable = (self._given - self._odd) % SMALL_SEGMENT
         self.budget_bytes = max(self._given - unusable, 1)
+
+    def round_up(self, num_bytes: int) -> int:
+        """Return the least budget of which so many bytes can be reserved, see :meth:`align`."""
+        return num_bytes + (self._odd - num_bytes) % SMALL_SEGMENT
 
     @property
     def given_bytes(self) -> int:

@@ -85,7 +85,7 @@ def schedule(
 def check_feasible(
     size: Size,
     peak_bytes: int,
-    lost_bytes: int,
+    least_bytes: int,
     budget_bytes: int,
     longest: int | None = None,
     *,
@@ -94,13 +94,13 @@ def check_feasible(
 ) -> None:
     """Refuse a step whose least peak exceeds the budget.
 
-    What is lost to packing and the margin are estimates, so a step that fits but for ``lost_bytes``
-    of them may run; the least budget and the length that are named have room for them.
+    What is lost to packing and the margin are estimates, so a step that fits but for them may run;
+    the least budget and the length that are named have room for them.
 
     Args:
         size: The step's size.
         peak_bytes: Its predicted peak with every block recomputed.
-        lost_bytes: What is lost to packing, and the margin.
+        least_bytes: The least budget with room for that, what is lost to packing and the margin.
         budget_bytes: The budget, as far as it can be reserved.
         longest: The greatest first length that would fit with this batch, where that is known.
         resident_bytes: The part of ``peak_bytes`` that is allocated before the step.
@@ -111,19 +111,18 @@ def check_feasible(
     """
     if peak_bytes <= budget_bytes:
         return
-    least = peak_bytes + lost_bytes
     given = budget_bytes if given_bytes is None else given_bytes
     in_use = (
         f"{format_bytes(resident_bytes)} are in use before it (parameters, gradients and optimizer "
         "state that are there, and the batch)"
     )
-    enough = f"{format_bytes(least, up=True)}, which leaves room for fragmentation"
+    enough = f"{format_bytes(least_bytes, up=True)}, which leaves room for fragmentation"
     if resident_bytes >= budget_bytes:
         raise Infeasible(
             f"no mini-batch fits the budget of {format_bytes(given)}: {in_use}, and the allocator "
             f"takes {format_bytes(SMALL_SEGMENT)} or more at a time; for one of size "
             f"{_shown(size)} give {enough}, or use a smaller model",
-            least,
+            least_bytes,
         )
     step = format_bytes(peak_bytes - resident_bytes)
     usable = ""
@@ -134,7 +133,7 @@ def check_feasible(
         f"every block recomputed: {in_use}, and {step} more in it. The budget is "
         f"{format_bytes(given)}{usable}: give one of {enough}, or a smaller batch"
         + _cut(size, longest),
-        least,
+        least_bytes,
     )
 
 
