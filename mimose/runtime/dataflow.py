@@ -245,6 +245,7 @@ class FlowRecorder(TorchFunctionMode):
         self._looked_at: set[_Seen] = set()
         self._aliased: set[_Seen] = set()
         self._lasting: set[_Seen] = set()
+        self._compiled = False
 
     def _known(self, tensor: torch.Tensor) -> _Seen | None:
         """Return what stands for a tensor, if it was seen before."""
@@ -269,6 +270,10 @@ class FlowRecorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            # This function is traced, too, into code that holds no objects of Python's.
+            self._compiled = True
+            return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if self.paused:
             return result
@@ -293,9 +298,19 @@ class FlowRecorder(TorchFunctionMode):
                     self._read.discard(id(made))  # Of one that is gone.
         return result
 
+    def _note_compiled(self) -> None:
+        # What compiled code takes is not seen: it may be all that the last block has returned, and
+        # all else that somebody holds.
+        if self._compiled:
+            self._compiled = False
+            last = self.calls[-1].outputs if self.calls else ()
+            self._used.update(leaf for leaf in last if isinstance(leaf, _Seen))
+            self._used.update(seen for seen in self._outputs if seen.is_held())
+
     def enter_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of a block call that begins."""
         self.paused = True
+        self._note_compiled()
         if len(self.calls) > 1:
             # Whatever called it has gone on by now: variables stand for other tensors.
             self._lasting.update(
@@ -355,6 +370,7 @@ class FlowRecorder(TorchFunctionMode):
     def finish(self, model: nn.Module, output: Any) -> DataFlow:
         """Return the flow, once the model has returned ``output``."""
         self.paused = True
+        self._note_compiled()
         held = {seen for tensor in tensors_in(output) if (seen := self._known(tensor)) is not None}
         stashed = {
             seen

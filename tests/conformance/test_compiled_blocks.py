@@ -94,6 +94,46 @@ def test_compiled_blocks_are_recomputed(fresh, when):
         assert when == "before" or layer._compiled_call_impl is before
 
 
+class CompiledBeside(Model):
+    """Reads what its blocks return in functions that may be compiled, one between two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers.append(Block())
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.between = [torch.tanh]
+        self.loss = [lambda head, x, kept: (head(x) * kept).pow(2).mean()]
+
+    def forward(self, x):
+        first = self.layers[0](x)
+        kept = self.between[0](first)
+        x = first
+        for layer in self.layers[1:]:
+            x = layer(x)
+        return self.loss[0](self.head, x, kept)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("planner", ["full", "mimose", "auto"])
+def test_code_beside_blocks_may_be_compiled_without_breaks(fresh, planner):
+    torch.manual_seed(0)
+    expected = gradients(CompiledBeside().train())
+    torch.manual_seed(0)
+    model = CompiledBeside().train()
+    for functions in (model.between, model.loss):
+        functions[0] = torch.compile(functions[0], backend="eager", fullgraph=True)
+    options = {"every": 2} if planner == "full" else {}
+    budget = None if planner == "full" else "1GB"
+    with mimose.attach(model, budget, planner, blocks=["layers.*"], **options) as handle:
+        found = gradients(model, handle)
+        if planner == "full":
+            # The first block's output is read by what is compiled, so no region has it inside.
+            regions = handle.last_record.plan.regions
+            assert [(region.first, region.last) for region in regions] == [(0, 0), (1, 1), (2, 3)]
+    for ours, theirs in zip(found, expected):
+        assert all(map(torch.equal, ours, theirs))
+
+
 def test_a_model_compiled_as_a_whole_is_refused():
     model = build()
     with pytest.raises(ValueError, match=r"call layer\.compile\(\) on each"):
